@@ -1,0 +1,1 @@
+install(TARGETS binary_gemm_cpu)

@@ -1,0 +1,24 @@
+#pragma once
+
+/// The rules that arguments must keep, in one place for the CPU and for CUDA. Each function throws
+/// std::invalid_argument with the values and the rule broken; none touches the operands' memory.
+
+#include "binary_gemm/views.h"
+
+namespace binary_gemm {
+namespace check {
+
+void weight_shape(std::int64_t n, std::int64_t k, std::int64_t g);
+void weights(const WeightView& w);
+void bias(const BiasView& bias, std::int64_t n);
+void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w);
+void unpack_weights(const WeightView& w, const MatrixView& dense);
+void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q);
+void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                 const MatrixView& y);
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+                   const MatrixView& y);
+void q1_0(const void* blocks, std::size_t blocks_bytes, const WeightView& w);
+
+}  // namespace check
+}  // namespace binary_gemm

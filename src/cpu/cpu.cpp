@@ -1,0 +1,255 @@
+/// The CPU entry points: checks, choice of path, threads.
+
+#include "binary_gemm/cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "check.h"
+#include "kernel.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace binary_gemm {
+namespace cpu {
+namespace {
+
+const PathKernels& kernels(Path path) {
+  const Path chosen = path == Path::kAuto ? supported_paths().back() : path;
+  if (!is_supported(chosen)) {
+    throw std::invalid_argument(std::string("binary_gemm: this build or processor has no path ") +
+                                name(path));
+  }
+  switch (chosen) {
+    default:
+      return kPortableKernels;
+  }
+}
+
+int thread_count(const Execution& execution) {
+  if (execution.threads < 0) {
+    throw std::invalid_argument("binary_gemm: threads = " + std::to_string(execution.threads) +
+                                " must not be negative");
+  }
+#ifdef _OPENMP
+  return execution.threads > 0 ? execution.threads : omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+// Calls body(begin, end) for contiguous parts of [0, count), one a thread, each but the last a
+// multiple of `grain`. `body` must not throw.
+template <class Body>
+void parallel_ranges(std::int64_t count, std::int64_t grain, int threads, const Body& body) {
+  const std::int64_t grains = (count + grain - 1) / grain;
+  const std::int64_t parts = std::min<std::int64_t>(threads, grains);
+  if (parts <= 1) {
+    if (count > 0) body(std::int64_t{0}, count);
+    return;
+  }
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(static_cast <int>(parts)) schedule(static)
+#endif
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const std::int64_t begin = grains * part / parts * grain;
+    const std::int64_t end = std::min(count, grains * (part + 1) / parts * grain);
+    body(begin, end);
+  }
+}
+
+// Rows of weights that start on one cache line of a bf16 or fp16 y.
+constexpr std::int64_t kRowGrain = 32;
+
+GemmArguments resolve(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                      const MatrixView& y) {
+  return {x.values + x.offset,
+          x.row_stride,
+          x.scales + x.scales_offset,
+          w.bits + w.bits_offset,
+          w.bits_stride,
+          w.scales + w.scales_offset,
+          w.scales_stride,
+          bias.data != nullptr ? bias.data + bias.offset : nullptr,
+          static_cast<char*>(y.data) + y.offset * size_of(y.type),
+          y.type,
+          y.row_stride,
+          x.m,
+          w.k,
+          w.group_size};
+}
+
+}  // namespace
+
+const char* name(Path path) {
+  switch (path) {
+    case Path::kAuto:
+      return "auto";
+    case Path::kPortable:
+      return "portable";
+    case Path::kAvx2:
+      return "avx2";
+    case Path::kAvx512Vnni:
+      return "avx512vnni";
+  }
+  return "unknown";
+}
+
+bool is_supported(Path path) { return path == Path::kAuto || path == Path::kPortable; }
+
+std::vector<Path> supported_paths() {
+  std::vector<Path> paths;
+  for (const Path path : {Path::kPortable, Path::kAvx2, Path::kAvx512Vnni}) {
+    if (is_supported(path)) paths.push_back(path);
+  }
+  return paths;
+}
+
+void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w,
+                  const Execution& execution) {
+  check::pack_weights(dense, w);
+  parallel_ranges(w.n, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n) {
+      const std::int64_t row = dense.offset + n * dense.row_stride;
+      std::uint32_t* bits = w.bits + w.bits_offset + n * w.bits_stride;
+      for (std::int64_t j = 0; j < w.k / 32; ++j) {
+        std::uint32_t word = 0;
+        for (int i = 0; i < 32; ++i) {
+          const float value = reference::load(dense.data, dense.type, row + 32 * j + i);
+          word |= static_cast<std::uint32_t>(value > 0) << i;
+        }
+        bits[j] = word;
+      }
+      if (w.scales == nullptr) continue;
+      float16* scales = w.scales + w.scales_offset + n * w.scales_stride;
+      for (std::int64_t g = 0; g < w.k / w.group_size; ++g) {
+        double sum = 0;
+        for (std::int64_t i = g * w.group_size; i < (g + 1) * w.group_size; ++i) {
+          sum += std::fabs(static_cast<double>(reference::load(dense.data, dense.type, row + i)));
+        }
+        scales[g] = to_float16(static_cast<float>(sum / static_cast<double>(w.group_size)));
+      }
+    }
+  });
+}
+
+void unpack_weights(const WeightView& w, const MatrixView& dense, const Execution& execution) {
+  check::unpack_weights(w, dense);
+  parallel_ranges(w.n, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n) {
+      const float16* scales =
+          w.scales != nullptr ? w.scales + w.scales_offset + n * w.scales_stride : nullptr;
+      for (std::int64_t k = 0; k < w.k; ++k) {
+        const float magnitude = scales != nullptr ? to_float(scales[k / w.group_size]) : 1.0f;
+        const float value = reference::sign_of(w, n, k) > 0 ? magnitude : -magnitude;
+        reference::store(dense.data, dense.type, dense.offset + n * dense.row_stride + k, value);
+      }
+    }
+  });
+}
+
+void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,
+                         const Execution& execution) {
+  check::quantize_activation(x, q);
+  const PathKernels& path = kernels(execution.path);
+  parallel_ranges(x.rows, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t m = begin; m < end; ++m) {
+      const char* row =
+          static_cast<const char*>(x.data) + (x.offset + m * x.row_stride) * size_of(x.type);
+      q.scales[q.scales_offset + m] =
+          path.quantize_row(row, x.type, x.cols, q.values + q.offset + m * q.row_stride);
+    }
+  });
+}
+
+void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                 const MatrixView& y, const Execution& execution) {
+  check::binary_gemm(x, w, bias, y);
+  const PathKernels& path = kernels(execution.path);
+  const GemmArguments arguments = resolve(x, w, bias, y);
+  if (x.m == 0) return;
+  parallel_ranges(
+      w.n, kRowGrain, thread_count(execution),
+      [&](std::int64_t begin, std::int64_t end) { path.gemm_rows(arguments, begin, end); });
+}
+
+void binary_gemm_rows(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                      const MatrixView& y, std::int64_t row_begin, std::int64_t row_end,
+                      Path path) {
+  check::binary_gemm(x, w, bias, y);
+  detail::check_range("weight row", row_begin, row_end - row_begin, w.n);
+  if (x.m == 0 || row_begin == row_end) return;
+  kernels(path).gemm_rows(resolve(x, w, bias, y), row_begin, row_end);
+}
+
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+                   const MatrixView& y, const Execution& execution) {
+  check::binary_linear(x, w, bias, y);
+  if (x.rows == 0 || w.n == 0) return;
+  aligned_vector<std::int8_t> values(static_cast<std::size_t>(x.rows * x.cols));
+  aligned_vector<float> scales(static_cast<std::size_t>(x.rows));
+  const MutableActivationView q = activation_view(values.data(), scales.data(), x.rows, x.cols);
+  quantize_activation(x, q, execution);
+  binary_gemm(q, w, bias, y, execution);
+}
+
+BinaryLinear::BinaryLinear(std::int64_t n, std::int64_t k, std::int64_t group_size, bool has_bias)
+    : n_(n), k_(k), group_size_(group_size) {
+  check::weight_shape(n, k, group_size);
+  bits_.resize(static_cast<std::size_t>(n * (k / 32)));
+  scales_.resize(static_cast<std::size_t>(n * (k / group_size)));
+  if (has_bias) bias_.resize(static_cast<std::size_t>(n));
+}
+
+BinaryLinear BinaryLinear::from_dense(const ConstMatrixView& dense, std::int64_t group_size,
+                                      const BiasView& bias) {
+  BinaryLinear layer(dense.rows, dense.cols, group_size, bias.data != nullptr);
+  pack_weights(dense, layer.weights());
+  layer.copy_bias(bias);
+  return layer;
+}
+
+BinaryLinear BinaryLinear::from_packed(const WeightView& w, const BiasView& bias) {
+  check::weights(w);
+  BinaryLinear layer(w.n, w.k, w.group_size, bias.data != nullptr);
+  const std::int64_t words = w.k / 32;
+  const std::int64_t groups = w.k / w.group_size;
+  for (std::int64_t n = 0; n < w.n; ++n) {
+    std::copy_n(w.bits + w.bits_offset + n * w.bits_stride, words, layer.bits_.data() + n * words);
+    std::copy_n(w.scales + w.scales_offset + n * w.scales_stride, groups,
+                layer.scales_.data() + n * groups);
+  }
+  layer.copy_bias(bias);
+  return layer;
+}
+
+void BinaryLinear::copy_bias(const BiasView& bias) {
+  if (bias.data == nullptr) return;
+  check::bias(bias, n_);
+  std::copy_n(bias.data + bias.offset, n_, bias_.data());
+}
+
+void BinaryLinear::operator()(const ConstMatrixView& x, const MatrixView& y,
+                              const Execution& execution) const {
+  binary_linear(x, weights(), bias(), y, execution);
+}
+
+WeightView BinaryLinear::weights() const {
+  return weight_view(bits_.data(), scales_.data(), n_, k_, group_size_);
+}
+
+MutableWeightView BinaryLinear::weights() {
+  return weight_view(bits_.data(), scales_.data(), n_, k_, group_size_);
+}
+
+BiasView BinaryLinear::bias() const {
+  return bias_.empty() ? BiasView{} : BiasView{bias_.data(), n_, 0};
+}
+
+}  // namespace cpu
+}  // namespace binary_gemm

@@ -1,0 +1,103 @@
+#pragma once
+
+/// What a CPU path implements, and what the paths share. Checks, threads and choice are in cpu.cpp.
+///
+/// The functions of a vector path carry their instruction set as a function attribute, not as a
+/// flag of the file: so no inline function that other files share is ever compiled for a processor
+/// that may not be there.
+
+#include <cmath>
+#include <cstdint>
+
+#include "binary_gemm/cpu.h"
+#include "binary_gemm/reference.h"
+
+namespace binary_gemm {
+namespace cpu {
+
+/// One product with its views resolved to pointers at element (0, 0).
+struct GemmArguments {
+  const std::int8_t* x;  ///< [m, k]
+  std::int64_t x_stride;
+  const float* x_scales;      ///< [m]
+  const std::uint32_t* bits;  ///< [n, k / 32]
+  std::int64_t bits_stride;
+  const float16* scales;  ///< [n, k / group_size]
+  std::int64_t scales_stride;
+  const float* bias;  ///< [n] or null
+  void* y;            ///< [m, n]
+  DataType y_type;
+  std::int64_t y_stride;
+  std::int64_t m;
+  std::int64_t k;
+  std::int64_t group_size;
+};
+
+/// Quantizes one row of `k` elements of `type` at `x`: writes `q` and returns the scale.
+using QuantizeRow = float (*)(const void* x, DataType type, std::int64_t k, std::int8_t* q);
+
+/// Computes y[:, row_begin:row_end] on the calling thread.
+using GemmRows = void (*)(const GemmArguments& arguments, std::int64_t row_begin,
+                          std::int64_t row_end);
+
+/// A path's functions.
+struct PathKernels {
+  QuantizeRow quantize_row;
+  GemmRows gemm_rows;
+};
+
+extern const PathKernels kPortableKernels;
+
+inline constexpr std::int64_t kMinGroupSize = 32;
+inline constexpr std::int64_t kMaxSliceGroups = kSliceK / kMinGroupSize;
+
+/// The scales of one slice of one row, as the slice's sum needs them.
+struct SliceScales {
+  bool narrow;
+  float unit;                               ///< narrow: u, a power of two
+  std::int32_t mantissas[kMaxSliceGroups];  ///< narrow: scale / u
+};
+
+inline SliceScales slice_scales(const float16* scales, std::int64_t groups) {
+  SliceScales slice;
+  std::uint32_t largest = 0;  // fp16 magnitudes compare as their bits do
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const std::uint32_t magnitude = scales[g].bits & 0x7fffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  slice.narrow = largest < 0x7c00u;
+  if (!slice.narrow) return slice;
+  // A nonzero fp16 is a normal float, so its exponent field is floor(log2) + 127.
+  const std::uint32_t field =
+      largest == 0 ? 127u
+                   : float_bits(to_float(float16{static_cast<std::uint16_t>(largest)})) >> 23;
+  slice.unit = float_from_bits((field - 13u) << 23);
+  const float inverse_unit = float_from_bits((2u * 127u - (field - 13u)) << 23);
+  bool integers = true;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const float mantissa = to_float(scales[g]) * inverse_unit;
+    slice.mantissas[g] = static_cast<std::int32_t>(mantissa);
+    integers = integers && static_cast<float>(slice.mantissas[g]) == mantissa;
+  }
+  slice.narrow = integers;
+  return slice;
+}
+
+/// A wide slice's sum: fused multiply-adds in the order of the groups.
+inline float wide_sum(const float16* scales, const std::int32_t* dots, std::int64_t groups) {
+  float sum = 0;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    sum = std::fma(to_float(scales[g]), static_cast<float>(dots[g]), sum);
+  }
+  return sum;
+}
+
+/// Applies token m's scale and row n's bias to `acc` and writes y[m, n].
+inline void store_output(const GemmArguments& a, std::int64_t m, std::int64_t n, float acc) {
+  const float result =
+      a.bias != nullptr ? std::fma(acc, a.x_scales[m], a.bias[n]) : acc * a.x_scales[m];
+  reference::store(a.y, a.y_type, m * a.y_stride + n, result);
+}
+
+}  // namespace cpu
+}  // namespace binary_gemm
