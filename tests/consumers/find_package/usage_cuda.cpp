@@ -2,6 +2,4 @@
 #include <binary_gemm/cuda.h>
 #include <cstdio>
 
-int main() {
-  std::printf("%d\n", BINARY_GEMM_VERSION_MAJOR);
-}
+int main() { std::printf("%d\n", BINARY_GEMM_VERSION_MAJOR); }
