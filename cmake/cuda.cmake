@@ -22,7 +22,7 @@ else()
     set(binary_gemm_nvcc "$ENV{CUDACXX}")
   else()
     # The last is where NVIDIA's packages put it, which is often not on PATH.
-    find_program(binary_gemm_nvcc nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda
+    find_program(binary_gemm_nvcc nvcc PATHS ENV CUDA_PATH ENV CUDA_HOME /usr/local/cuda
                  PATH_SUFFIXES bin NO_CACHE)
   endif()
   if(binary_gemm_nvcc)
