@@ -130,7 +130,8 @@ TEST(CpuEquality, BatchesAroundTokenBlocks) {
   const auto patterns = all_scale_patterns();
   std::uint64_t seed = 300;
   for (const std::int64_t g : kGroupSizes) {
-    for (const std::int64_t m : {41, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 192, 257}) {
+    for (const std::int64_t m :
+         {41, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 192, 255, 256, 257, 513}) {
       const Problem p = make_problem({m, 5, kSliceK + g, g}, patterns[seed % patterns.size()],
                                      ActivationPattern::kRandom, all_layouts()[seed % 3], seed);
       expect_equal(p, kFloatTypes[seed % 3], seed % 2 == 0);
