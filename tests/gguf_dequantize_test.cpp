@@ -37,10 +37,11 @@ std::size_t compare(const gguf::File& model, std::ifstream& floats) {
                 static_cast<std::streamsize>(count * sizeof(float)));
     if (!floats) throw std::runtime_error("the floats end before tensor " + tensor.name);
     for (std::size_t i = 0; i < count; ++i) {
-      if (std::memcmp(&ours[i], &expected[i], sizeof(float)) != 0) {
-        throw std::runtime_error(tensor.name + ", element " + std::to_string(i) + ": " +
-                                 std::to_string(ours[i]) + ", but ggml gives " +
-                                 std::to_string(expected[i]));
+      if (binary_gemm::float_bits(ours[i]) != binary_gemm::float_bits(expected[i])) {
+        char values[64];
+        std::snprintf(values, sizeof values, "%.9g, but ggml gives %.9g",
+                      static_cast<double>(ours[i]), static_cast<double>(expected[i]));
+        throw std::runtime_error(tensor.name + ", element " + std::to_string(i) + ": " + values);
       }
     }
 

@@ -158,7 +158,7 @@ TEST_P(GgufVersion, IsRead) {
   EXPECT_EQ(weight.dims, (std::vector<std::int64_t>{256, 3}));
   EXPECT_EQ(weight.n(), 3);
   EXPECT_EQ(weight.k(), 256);
-  EXPECT_EQ(weight.bytes, 3u * 2 * 18);
+  EXPECT_EQ(weight.bytes, 108u);  // 3 rows of 2 blocks of 18
   const auto* data = static_cast<const char*>(weight.data);
   ASSERT_EQ(data, storage.data() + storage.size() - 148);
   EXPECT_EQ(data[1], 1);
@@ -206,7 +206,7 @@ TEST(Gguf, ImportsTheTensorWhereItLies) {
 
 TEST(Gguf, SkipsMetadataOfEveryType) {
   Model model;
-  const std::uint32_t bytes_of[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+  const std::size_t bytes_of[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
   for (std::uint32_t type = 0; type <= 12; ++type) {
     if (bytes_of[type] == 0) continue;
     model.metadata.push_back(metadata_entry("scalar " + std::to_string(type), [&](Bytes& b) {
@@ -445,7 +445,7 @@ TEST(WeightBytes, ReproduceThePublishedTable) {
   EXPECT_EQ(table(8192, 5120), "80.0 / 10.6 / 5.6");
   EXPECT_EQ(table(5120, 5120), "50.0 / 6.6 / 3.5");
   EXPECT_EQ(table(248320, 5120), "2425.0 / 322.1 / 170.5");
-  EXPECT_EQ(binary_bytes(3, 256), 3 * 2 * binary_gemm::kQ1_0BlockBytes);
+  EXPECT_EQ(binary_bytes(3, 256), 6 * binary_gemm::kQ1_0BlockBytes);
 }
 
 }  // namespace
