@@ -25,10 +25,10 @@ const PathKernels& kernels(Path path) {
     throw std::invalid_argument(std::string("binary_gemm: this build or processor has no path ") +
                                 name(path));
   }
-  switch (chosen) {
-    default:
-      return kPortableKernels;
-  }
+#ifdef __x86_64__
+  if (chosen == Path::kAvx512Vnni) return kAvx512VnniKernels;
+#endif
+  return kPortableKernels;
 }
 
 int thread_count(const Execution& execution) {
@@ -84,6 +84,37 @@ GemmArguments resolve(const ActivationView& x, const WeightView& w, const BiasVi
           w.group_size};
 }
 
+GemmArguments token_range(GemmArguments a, std::int64_t begin, std::int64_t count) {
+  a.x += begin * a.x_stride;
+  a.x_scales += begin;
+  a.y = static_cast<char*>(a.y) + begin * a.y_stride * size_of(a.y_type);
+  a.m = count;
+  return a;
+}
+
+// Computes y[:, row_begin:row_end] in passes over the tokens.
+void multiply(const PathKernels& path, const GemmArguments& all, std::int64_t row_begin,
+              std::int64_t row_end, int threads) {
+  if (all.m == 0 || row_begin == row_end) return;
+  const std::int64_t passes = (all.m + kMaxPassTokens - 1) / kMaxPassTokens;
+  const std::int64_t pass_tokens = (all.m + passes - 1) / passes;
+  aligned_vector<char> packed;
+  for (std::int64_t m = 0; m < all.m; m += pass_tokens) {
+    const GemmArguments a = token_range(all, m, std::min(pass_tokens, all.m - m));
+    const PackedShape shape = path.packed_shape(a);
+    packed.resize(static_cast<std::size_t>(shape.blocks * shape.block_bytes));
+    parallel_ranges(shape.blocks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t block = begin; block < end; ++block) {
+        path.pack_block(a, block, packed.data() + block * shape.block_bytes);
+      }
+    });
+    parallel_ranges(row_end - row_begin, kRowGrain, threads,
+                    [&](std::int64_t begin, std::int64_t end) {
+                      path.gemm_rows(a, packed.data(), row_begin + begin, row_begin + end);
+                    });
+  }
+}
+
 }  // namespace
 
 const char* name(Path path) {
@@ -100,7 +131,22 @@ const char* name(Path path) {
   return "unknown";
 }
 
-bool is_supported(Path path) { return path == Path::kAuto || path == Path::kPortable; }
+// What __builtin_cpu_supports says of AVX includes that the system saves the registers.
+bool is_supported(Path path) {
+  switch (path) {
+    case Path::kAuto:
+    case Path::kPortable:
+      return true;
+#ifdef __x86_64__
+    case Path::kAvx512Vnni:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("gfni");
+#endif
+    default:
+      return false;
+  }
+}
 
 std::vector<Path> supported_paths() {
   std::vector<Path> paths;
@@ -170,12 +216,7 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
 void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
                  const MatrixView& y, const Execution& execution) {
   check::binary_gemm(x, w, bias, y);
-  const PathKernels& path = kernels(execution.path);
-  const GemmArguments arguments = resolve(x, w, bias, y);
-  if (x.m == 0) return;
-  parallel_ranges(
-      w.n, kRowGrain, thread_count(execution),
-      [&](std::int64_t begin, std::int64_t end) { path.gemm_rows(arguments, begin, end); });
+  multiply(kernels(execution.path), resolve(x, w, bias, y), 0, w.n, thread_count(execution));
 }
 
 void binary_gemm_rows(const ActivationView& x, const WeightView& w, const BiasView& bias,
@@ -183,8 +224,7 @@ void binary_gemm_rows(const ActivationView& x, const WeightView& w, const BiasVi
                       Path path) {
   check::binary_gemm(x, w, bias, y);
   detail::check_range("weight row", row_begin, row_end - row_begin, w.n);
-  if (x.m == 0 || row_begin == row_end) return;
-  kernels(path).gemm_rows(resolve(x, w, bias, y), row_begin, row_end);
+  multiply(kernels(path), resolve(x, w, bias, y), row_begin, row_end, 1);
 }
 
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,

@@ -36,17 +36,36 @@ struct GemmArguments {
 /// Quantizes one row of `k` elements of `type` at `x`: writes `q` and returns the scale.
 using QuantizeRow = float (*)(const void* x, DataType type, std::int64_t k, std::int8_t* q);
 
-/// Computes y[:, row_begin:row_end] on the calling thread.
-using GemmRows = void (*)(const GemmArguments& arguments, std::int64_t row_begin,
-                          std::int64_t row_end);
+/// Most tokens in one call of a GemmRows: bounds what a path keeps on its stack. cpu.cpp cuts
+/// longer batches in equal passes.
+inline constexpr std::int64_t kMaxPassTokens = 256;
+
+/// Activations as a path's kernel reads them: blocks of tokens, packed before any row is computed
+/// and shared by all threads. No blocks if the kernel reads GemmArguments::x itself.
+struct PackedShape {
+  std::int64_t blocks;
+  std::int64_t block_bytes;  ///< a multiple of 64
+};
+
+/// Packs one block to `packed`, which is its own and 64-byte aligned.
+using PackBlock = void (*)(const GemmArguments& arguments, std::int64_t block, char* packed);
+
+/// Computes y[:, row_begin:row_end] on the calling thread, for 1 to kMaxPassTokens tokens.
+using GemmRows = void (*)(const GemmArguments& arguments, const char* packed,
+                          std::int64_t row_begin, std::int64_t row_end);
 
 /// A path's functions.
 struct PathKernels {
   QuantizeRow quantize_row;
+  PackedShape (*packed_shape)(const GemmArguments& arguments);
+  PackBlock pack_block;
   GemmRows gemm_rows;
 };
 
 extern const PathKernels kPortableKernels;
+#ifdef __x86_64__
+extern const PathKernels kAvx512VnniKernels;
+#endif
 
 inline constexpr std::int64_t kMinGroupSize = 32;
 inline constexpr std::int64_t kMaxSliceGroups = kSliceK / kMinGroupSize;

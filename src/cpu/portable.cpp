@@ -62,7 +62,11 @@ std::int32_t dot(const std::int8_t* a, const std::int8_t* b, std::int64_t count)
   return sum;
 }
 
-void gemm_rows(const GemmArguments& a, std::int64_t row_begin, std::int64_t row_end) {
+PackedShape packed_shape(const GemmArguments&) { return {0, 0}; }
+
+void pack_block(const GemmArguments&, std::int64_t, char*) {}
+
+void gemm_rows(const GemmArguments& a, const char*, std::int64_t row_begin, std::int64_t row_end) {
   const std::int64_t g_size = a.group_size;
   alignas(64) std::int8_t signs[kSliceK];
   float acc[kTokenBlock];
@@ -98,7 +102,7 @@ void gemm_rows(const GemmArguments& a, std::int64_t row_begin, std::int64_t row_
 
 }  // namespace
 
-const PathKernels kPortableKernels = {quantize_row, gemm_rows};
+const PathKernels kPortableKernels = {quantize_row, packed_shape, pack_block, gemm_rows};
 
 }  // namespace cpu
 }  // namespace binary_gemm
