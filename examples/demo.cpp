@@ -159,10 +159,11 @@ class CpuBackend final : public Backend {
   const char* name() const override { return "cpu"; }
 
   std::string description() const override {
+    const int threads = execution_.threads;
     return std::string("cpu: path ") +
            binary_gemm::cpu::name(binary_gemm::cpu::supported_paths().back()) + ", " +
-           (execution_.threads > 0 ? std::to_string(execution_.threads) + " threads"
-                                   : std::string("the default number of threads"));
+           (threads == 0 ? "OpenMP's default number of" : std::to_string(threads)) +
+           (threads == 1 ? " thread" : " threads");
   }
 
   void load(const std::vector<Layer>& layers) override { layers_ = &layers; }
