@@ -1,5 +1,6 @@
-# Installs the libraries, the headers, the CMake package and the pkg-config files. Nothing that is
-# installed names the build machine's folders except CUDA's own, so the prefix may be moved.
+# Installs the libraries, the headers, the CMake package and the pkg-config files. Of the build
+# machine's folders only those of CUDA and of clang's OpenMP are named in what is installed, so the
+# prefix may be moved.
 include(CMakePackageConfigHelpers)
 
 set(binary_gemm_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/binary_gemm)
@@ -39,8 +40,13 @@ get_target_property(binary_gemm_cpu_type binary_gemm_cpu TYPE)
 if(binary_gemm_cpu_type STREQUAL STATIC_LIBRARY)
   if(binary_gemm_cpu_links MATCHES "OpenMP::OpenMP_CXX")
     set(BINARY_GEMM_NEEDS_OPENMP ON)
+    # gcc's runtime lies where any driver looks, clang's does not.
     foreach(library IN LISTS OpenMP_CXX_LIB_NAMES)
-      string(APPEND binary_gemm_cpu_libs " -l${library}")
+      if(library MATCHES "^(gomp|pthread)$")
+        string(APPEND binary_gemm_cpu_libs " -l${library}")
+      else()
+        string(APPEND binary_gemm_cpu_libs " ${OpenMP_${library}_LIBRARY}")
+      endif()
     endforeach()
   endif()
   string(APPEND binary_gemm_cpu_libs " -lm")
