@@ -63,11 +63,11 @@ Region buffer(const char* name, const void* data, std::int64_t rows, std::int64_
   if (stride < cols) {
     fail(name, ": row stride = ", stride, " elements must be at least the row's ", cols);
   }
-  if (rows == 0 || cols == 0) return {name, 0, 0, 0, 0};
-  if (stride > kMaxElements / rows || offset > kMaxElements - rows * stride) {
+  if ((rows > 0 && stride > kMaxElements / rows) || offset > kMaxElements - rows * stride) {
     fail(name, ": ", rows, " rows of stride ", stride, " from offset ", offset,
          " overflow a 64-bit byte count");
   }
+  if (rows == 0 || cols == 0) return {name, 0, 0, 0, 0};
   if (data == nullptr) fail(name, ": base is null, but the shape is ", shape(rows, cols));
   const auto base = reinterpret_cast<std::uintptr_t>(data);
   if (base % kBaseAlignment != 0) {
@@ -183,6 +183,12 @@ void weight_shape(std::int64_t n, std::int64_t k, std::int64_t g) {
 void weights(const WeightView& w) { weight_regions(w); }
 
 void bias(const BiasView& bias, std::int64_t n) { bias_region(bias, n); }
+
+void row_range(std::int64_t begin, std::int64_t end, std::int64_t n) {
+  if (begin < 0 || end < begin || end > n) {
+    fail("weight rows [", begin, ", ", end, ") are not a range in [0, ", n, ")");
+  }
+}
 
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w) {
   known_type("dense weights", dense.type);

@@ -11,6 +11,7 @@ namespace check {
 void weight_shape(std::int64_t n, std::int64_t k, std::int64_t g);
 void weights(const WeightView& w);
 void bias(const BiasView& bias, std::int64_t n);
+void row_range(std::int64_t begin, std::int64_t end, std::int64_t n);
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w);
 void unpack_weights(const WeightView& w, const MatrixView& dense);
 void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q);

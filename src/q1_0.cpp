@@ -16,6 +16,7 @@ constexpr std::int64_t kWordsPerBlock = kQ1_0GroupSize / 32;
 // the library supports are little-endian.
 void import_q1_0(const void* blocks, std::size_t blocks_bytes, const MutableWeightView& w) {
   check::q1_0(blocks, blocks_bytes, w);
+  if (w.k == 0) return;
   const char* block = static_cast<const char*>(blocks);
   for (std::int64_t n = 0; n < w.n; ++n) {
     std::uint32_t* bits = w.bits + w.bits_offset + n * w.bits_stride;
@@ -29,6 +30,7 @@ void import_q1_0(const void* blocks, std::size_t blocks_bytes, const MutableWeig
 
 void export_q1_0(const WeightView& w, void* blocks, std::size_t blocks_bytes) {
   check::q1_0(blocks, blocks_bytes, w);
+  if (w.k == 0) return;
   char* block = static_cast<char*>(blocks);
   for (std::int64_t n = 0; n < w.n; ++n) {
     const std::uint32_t* bits = w.bits + w.bits_offset + n * w.bits_stride;

@@ -68,13 +68,15 @@ constexpr std::int64_t kRowGrain = 32;
 
 GemmArguments resolve(const ActivationView& x, const WeightView& w, const BiasView& bias,
                       const MatrixView& y) {
-  return {x.values + x.offset,
-          x.row_stride,
+  // With K = 0 bases may be null, to which nothing but 0 may be added.
+  const std::int64_t used = w.k > 0 ? 1 : 0;
+  return {x.values + used * x.offset,
+          used * x.row_stride,
           x.scales + x.scales_offset,
-          w.bits + w.bits_offset,
-          w.bits_stride,
-          w.scales + w.scales_offset,
-          w.scales_stride,
+          w.bits + used * w.bits_offset,
+          used * w.bits_stride,
+          w.scales + used * w.scales_offset,
+          used * w.scales_stride,
           bias.data != nullptr ? bias.data + bias.offset : nullptr,
           static_cast<char*>(y.data) + y.offset * size_of(y.type),
           y.type,
@@ -93,9 +95,11 @@ GemmArguments token_range(GemmArguments a, std::int64_t begin, std::int64_t coun
 }
 
 // Computes y[:, row_begin:row_end] in passes over the tokens.
-void multiply(const PathKernels& path, const GemmArguments& all, std::int64_t row_begin,
+void multiply(const PathKernels& path, const ActivationView& x, const WeightView& w,
+              const BiasView& bias, const MatrixView& y, std::int64_t row_begin,
               std::int64_t row_end, int threads) {
-  if (all.m == 0 || row_begin == row_end) return;
+  if (x.m == 0 || row_begin == row_end) return;
+  const GemmArguments all = resolve(x, w, bias, y);
   const std::int64_t passes = (all.m + kMaxPassTokens - 1) / kMaxPassTokens;
   const std::int64_t pass_tokens = (all.m + passes - 1) / passes;
   aligned_vector<char> packed;
@@ -103,7 +107,8 @@ void multiply(const PathKernels& path, const GemmArguments& all, std::int64_t ro
     const GemmArguments a = token_range(all, m, std::min(pass_tokens, all.m - m));
     const PackedShape shape = path.packed_shape(a);
     packed.resize(static_cast<std::size_t>(shape.blocks * shape.block_bytes));
-    parallel_ranges(shape.blocks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t blocks = shape.block_bytes > 0 ? shape.blocks : 0;  // none with K = 0
+    parallel_ranges(blocks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t block = begin; block < end; ++block) {
         path.pack_block(a, block, packed.data() + block * shape.block_bytes);
       }
@@ -159,7 +164,8 @@ std::vector<Path> supported_paths() {
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w,
                   const Execution& execution) {
   check::pack_weights(dense, w);
-  parallel_ranges(w.n, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t rows = w.k > 0 ? w.n : 0;
+  parallel_ranges(rows, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
       const std::int64_t row = dense.offset + n * dense.row_stride;
       std::uint32_t* bits = w.bits + w.bits_offset + n * w.bits_stride;
@@ -186,7 +192,8 @@ void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w,
 
 void unpack_weights(const WeightView& w, const MatrixView& dense, const Execution& execution) {
   check::unpack_weights(w, dense);
-  parallel_ranges(w.n, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t rows = w.k > 0 ? w.n : 0;
+  parallel_ranges(rows, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
       const float16* scales =
           w.scales != nullptr ? w.scales + w.scales_offset + n * w.scales_stride : nullptr;
@@ -203,12 +210,14 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
                          const Execution& execution) {
   check::quantize_activation(x, q);
   const PathKernels& path = kernels(execution.path);
+  const std::int64_t used = x.cols > 0 ? 1 : 0;  // see resolve
   parallel_ranges(x.rows, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t m = begin; m < end; ++m) {
-      const char* row =
-          static_cast<const char*>(x.data) + (x.offset + m * x.row_stride) * size_of(x.type);
+      const std::int64_t x_row = used * (x.offset + m * x.row_stride);
+      const std::int64_t q_row = used * (q.offset + m * q.row_stride);
       q.scales[q.scales_offset + m] =
-          path.quantize_row(row, x.type, x.cols, q.values + q.offset + m * q.row_stride);
+          path.quantize_row(static_cast<const char*>(x.data) + x_row * size_of(x.type), x.type,
+                            x.cols, q.values + q_row);
     }
   });
 }
@@ -216,15 +225,15 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
 void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
                  const MatrixView& y, const Execution& execution) {
   check::binary_gemm(x, w, bias, y);
-  multiply(kernels(execution.path), resolve(x, w, bias, y), 0, w.n, thread_count(execution));
+  multiply(kernels(execution.path), x, w, bias, y, 0, w.n, thread_count(execution));
 }
 
 void binary_gemm_rows(const ActivationView& x, const WeightView& w, const BiasView& bias,
                       const MatrixView& y, std::int64_t row_begin, std::int64_t row_end,
                       Path path) {
   check::binary_gemm(x, w, bias, y);
-  detail::check_range("weight row", row_begin, row_end - row_begin, w.n);
-  multiply(kernels(path), resolve(x, w, bias, y), row_begin, row_end, 1);
+  check::row_range(row_begin, row_end, w.n);
+  multiply(kernels(path), x, w, bias, y, row_begin, row_end, 1);
 }
 
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
@@ -259,7 +268,7 @@ BinaryLinear BinaryLinear::from_packed(const WeightView& w, const BiasView& bias
   BinaryLinear layer(w.n, w.k, w.group_size, bias.data != nullptr);
   const std::int64_t words = w.k / 32;
   const std::int64_t groups = w.k / w.group_size;
-  for (std::int64_t n = 0; n < w.n; ++n) {
+  for (std::int64_t n = 0; n < w.n && w.k > 0; ++n) {
     std::copy_n(w.bits + w.bits_offset + n * w.bits_stride, words, layer.bits_.data() + n * words);
     std::copy_n(w.scales + w.scales_offset + n * w.scales_stride, groups,
                 layer.scales_.data() + n * groups);
