@@ -280,6 +280,7 @@ BinaryLinear BinaryLinear::from_packed(const WeightView& w, const BiasView& bias
 void BinaryLinear::copy_bias(const BiasView& bias) {
   if (bias.data == nullptr) return;
   check::bias(bias, n_);
+  if (n_ == 0) return;
   std::copy_n(bias.data + bias.offset, n_, bias_.data());
 }
 
