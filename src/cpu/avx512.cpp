@@ -21,12 +21,7 @@
 
 #include "x86.h"
 
-// GCC before 13 takes the undefined registers in its own AVX-512 header for a mistake (GCC bug
-// 105593).
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+BINARY_GEMM_AVX512_WARNINGS
 
 namespace binary_gemm {
 namespace cpu {
@@ -314,46 +309,20 @@ using TileFunction = void (*)(const Weights&, const std::int32_t*, const std::in
 constexpr TileFunction kTiles[kMaxTileTokens + 1] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>,
                                                      tile<5>, tile<6>, tile<7>, tile<8>};
 
-// Applies the token's scale and the bias to 16 rows and writes y[m, n : n + count].
-BINARY_GEMM_AVX512 void store_rows(const GemmArguments& a, std::int64_t m, std::int64_t n,
-                                   std::int64_t count, const float* acc) {
-  const auto mask = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << count) - 1);
-  const __m512 scale = _mm512_set1_ps(a.x_scales[m]);
-  const __m512 sum = _mm512_load_ps(acc);
-  const __m512 result = a.bias != nullptr
-                            ? _mm512_fmadd_ps(sum, scale, _mm512_maskz_loadu_ps(mask, a.bias + n))
-                            : _mm512_mul_ps(sum, scale);
-  char* y = static_cast<char*>(a.y) + (m * a.y_stride + n) * size_of(a.y_type);
-  const __mmask16 nan = _mm512_cmp_ps_mask(result, result, _CMP_UNORD_Q);
-  if (a.y_type == DataType::kFloat32) {
-    _mm512_mask_storeu_ps(y, mask, result);
-  } else if (a.y_type == DataType::kBFloat16) {
-    const __m512i bits = _mm512_castps_si512(result);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_mask_storeu_epi16(y, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
-  } else {
-    const __m256i half = _mm512_cvtps_ph(result, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    // The reference's NaN, of which the conversion would keep the payload.
-    const __m256i sign = _mm256_and_si256(half, _mm256_set1_epi16(static_cast<short>(0x8000)));
-    _mm256_mask_storeu_epi16(
-        y, mask,
-        _mm256_mask_mov_epi16(half, nan, _mm256_or_si256(sign, _mm256_set1_epi16(0x7e00))));
-  }
-}
-
 PackedShape packed_shape(const GemmArguments& a) {
+  if (a.m == 1) return avx512_vector_shape(a);
   const TokenBlocks blocks(a.m, kMaxTileTokens);
   return {blocks.count, packed_block_bytes(a, blocks.size)};
 }
 
 BINARY_GEMM_AVX512 void pack(const GemmArguments& a, std::int64_t block, char* packed) {
+  if (a.m == 1) return avx512_vector_pack(a, block, packed);
   pack_block(a, block, TokenBlocks(a.m, kMaxTileTokens).size, Seeds::kInt32, packed);
 }
 
 BINARY_GEMM_AVX512 void gemm_rows(const GemmArguments& a, const char* packed,
                                   std::int64_t row_begin, std::int64_t row_end) {
+  if (a.m == 1) return avx512_vector_rows(a, packed, row_begin, row_end);
   const TokenBlocks blocks(a.m, kMaxTileTokens);
   const std::int64_t block_bytes = packed_block_bytes(a, blocks.size);
   const std::int64_t seeds_bytes = packed_seeds_bytes(a, blocks.size);
@@ -385,15 +354,43 @@ BINARY_GEMM_AVX512 void gemm_rows(const GemmArguments& a, const char* packed,
     }
     for (std::int64_t m = 0; m < a.m; ++m) {
       const float(*sums)[kLanes] = acc + m / blocks.size * kHalves * blocks.size + m % blocks.size;
-      store_rows(a, m, n, row_end - n, sums[0]);
+      avx512_store_rows(a, m, n, row_end - n, _mm512_load_ps(sums[0]));
       if (n + kLanes < row_end) {
-        store_rows(a, m, n + kLanes, row_end - n - kLanes, sums[blocks.size]);
+        avx512_store_rows(a, m, n + kLanes, row_end - n - kLanes,
+                          _mm512_load_ps(sums[blocks.size]));
       }
     }
   }
 }
 
 }  // namespace
+
+BINARY_GEMM_AVX512 void avx512_store_rows(const GemmArguments& a, std::int64_t m, std::int64_t n,
+                                          std::int64_t count, __m512 sums) {
+  const auto mask = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << count) - 1);
+  const __m512 scale = _mm512_set1_ps(a.x_scales[m]);
+  const __m512 result = a.bias != nullptr
+                            ? _mm512_fmadd_ps(sums, scale, _mm512_maskz_loadu_ps(mask, a.bias + n))
+                            : _mm512_mul_ps(sums, scale);
+  char* y = static_cast<char*>(a.y) + (m * a.y_stride + n) * size_of(a.y_type);
+  const __mmask16 nan = _mm512_cmp_ps_mask(result, result, _CMP_UNORD_Q);
+  if (a.y_type == DataType::kFloat32) {
+    _mm512_mask_storeu_ps(y, mask, result);
+  } else if (a.y_type == DataType::kBFloat16) {
+    const __m512i bits = _mm512_castps_si512(result);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_mask_storeu_epi16(y, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  } else {
+    const __m256i half = _mm512_cvtps_ph(result, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    // The reference's NaN, of which the conversion would keep the payload.
+    const __m256i sign = _mm256_and_si256(half, _mm256_set1_epi16(static_cast<short>(0x8000)));
+    _mm256_mask_storeu_epi16(
+        y, mask,
+        _mm256_mask_mov_epi16(half, nan, _mm256_or_si256(sign, _mm256_set1_epi16(0x7e00))));
+  }
+}
 
 const PathKernels kAvx512VnniKernels = {kPortableKernels.quantize_row, packed_shape, pack,
                                         gemm_rows};

@@ -22,6 +22,16 @@
 #define BINARY_GEMM_UNROLL _Pragma("GCC unroll 32")
 #endif
 
+// GCC before 13 takes the undefined registers in its own AVX-512 header for a mistake (GCC bug
+// 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#define BINARY_GEMM_AVX512_WARNINGS                     \
+  _Pragma("GCC diagnostic ignored \"-Wuninitialized\"") \
+      _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")
+#else
+#define BINARY_GEMM_AVX512_WARNINGS
+#endif
+
 namespace binary_gemm {
 namespace cpu {
 
@@ -61,9 +71,33 @@ BINARY_GEMM_AVX2 inline std::int32_t sum16(__m128i q) {
   return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
 }
 
+/// Thirty-two activations, and the sums of their first and last sixteen.
+struct WordOfActivations {
+  __m128i first;
+  __m128i last;
+  std::int32_t first_sum;
+  std::int32_t last_sum;
+};
+
+BINARY_GEMM_AVX2 inline WordOfActivations load_activations(const std::int8_t* q) {
+  const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+  const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q + 16));
+  return {first, last, sum16(first), sum16(last)};
+}
+
+/// planes[p]: the four activations that meet plane p. `planes` is 16-byte aligned.
+BINARY_GEMM_AVX2 inline void store_by_plane(const WordOfActivations& q,
+                                            std::uint32_t planes[kPlanes]) {
+  const __m128i pair_bytes = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+  const __m128i first = _mm_shuffle_epi8(q.first, pair_bytes);
+  const __m128i last = _mm_shuffle_epi8(q.last, pair_bytes);
+  _mm_store_si128(reinterpret_cast<__m128i*>(planes), _mm_unpacklo_epi16(first, last));
+  _mm_store_si128(reinterpret_cast<__m128i*>(planes + 4), _mm_unpackhi_epi16(first, last));
+}
+
+/// Packs the tokens [block * size, (block + 1) * size) as TokenBlocks says.
 BINARY_GEMM_AVX2 inline void pack_block(const GemmArguments& a, std::int64_t block,
                                         std::int64_t size, Seeds kind, char* packed) {
-  const __m128i pair_bytes = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   const std::int64_t words_per_group = a.group_size / 32;
   for (std::int64_t t = 0; t < size; ++t) {
     auto* seeds = reinterpret_cast<std::uint32_t*>(packed) + t;
@@ -79,16 +113,12 @@ BINARY_GEMM_AVX2 inline void pack_block(const GemmArguments& a, std::int64_t blo
       std::int32_t first = 0;
       std::int32_t last = 0;
       for (std::int64_t j = 0; j < words_per_group; ++j) {
-        const __m128i q0 = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
-        const __m128i q1 = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q + 16));
+        const WordOfActivations word = load_activations(q);
         q += 32;
-        first += sum16(q0);
-        last += sum16(q1);
-        const __m128i pairs0 = _mm_shuffle_epi8(q0, pair_bytes);
-        const __m128i pairs1 = _mm_shuffle_epi8(q1, pair_bytes);
+        first += word.first_sum;
+        last += word.last_sum;
         alignas(16) std::uint32_t planes[kPlanes];
-        _mm_store_si128(reinterpret_cast<__m128i*>(planes), _mm_unpacklo_epi16(pairs0, pairs1));
-        _mm_store_si128(reinterpret_cast<__m128i*>(planes + 4), _mm_unpackhi_epi16(pairs0, pairs1));
+        store_by_plane(word, planes);
         for (int p = 0; p < kPlanes; ++p) values[p * size] = planes[p];
         values += kPlanes * size;
       }
@@ -98,6 +128,17 @@ BINARY_GEMM_AVX2 inline void pack_block(const GemmArguments& a, std::int64_t blo
     }
   }
 }
+
+/// The AVX-512 path's parts for one token (avx512_vector.cpp), as in PathKernels.
+PackedShape avx512_vector_shape(const GemmArguments& a);
+void avx512_vector_pack(const GemmArguments& a, std::int64_t block, char* packed);
+void avx512_vector_rows(const GemmArguments& a, const char* packed, std::int64_t row_begin,
+                        std::int64_t row_end);
+
+/// Applies token m's scale and the bias to the sums of rows n to n + 15 and writes y[m, n] and on,
+/// `count` elements at most.
+BINARY_GEMM_AVX512 void avx512_store_rows(const GemmArguments& a, std::int64_t m, std::int64_t n,
+                                          std::int64_t count, __m512 sums);
 
 }  // namespace cpu
 }  // namespace binary_gemm
