@@ -42,7 +42,8 @@ struct Sum {
 
 std::int64_t scale_units(float16 scale) {
   const Exact value = decode(scale.bits, kFloat16Format);
-  return static_cast<std::int64_t>(value.mantissa << (value.exponent - kUnitExponent));
+  return static_cast<std::int64_t>(value.mantissa *
+                                   (Int128{1} << (value.exponent - kUnitExponent)));
 }
 
 // Narrow by the magnitudes in units alone: all are multiples of a power of two that leaves the
