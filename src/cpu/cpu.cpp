@@ -27,6 +27,7 @@ const PathKernels& kernels(Path path) {
   }
 #ifdef __x86_64__
   if (chosen == Path::kAvx512Vnni) return kAvx512VnniKernels;
+  if (chosen == Path::kAvx2) return kAvx2Kernels;
 #endif
   return kPortableKernels;
 }
@@ -143,10 +144,14 @@ bool is_supported(Path path) {
     case Path::kPortable:
       return true;
 #ifdef __x86_64__
+    case Path::kAvx2:
+      // No processor has AVX2 without F16C, which clang 14 cannot ask for.
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case Path::kAvx512Vnni:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("gfni");
+      return is_supported(Path::kAvx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+             __builtin_cpu_supports("gfni");
 #endif
     default:
       return false;

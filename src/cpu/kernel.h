@@ -64,6 +64,7 @@ struct PathKernels {
 
 extern const PathKernels kPortableKernels;
 #ifdef __x86_64__
+extern const PathKernels kAvx2Kernels;
 extern const PathKernels kAvx512VnniKernels;
 #endif
 
