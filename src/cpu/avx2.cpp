@@ -325,7 +325,7 @@ BINARY_GEMM_AVX2 void gemm_rows(const GemmArguments& a, const char* packed, std:
 
 }  // namespace
 
-const PathKernels kAvx2Kernels = {kPortableKernels.quantize_row, packed_shape, pack, gemm_rows};
+const PathKernels kAvx2Kernels = {avx2_quantize_row, packed_shape, pack, gemm_rows};
 
 }  // namespace cpu
 }  // namespace binary_gemm

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the x86 paths share. Included by avx2.cpp and avx512.cpp alone.
+/// What the x86 paths share. Included by their files alone.
 ///
 /// BINARY_GEMM_AVX2 and BINARY_GEMM_AVX512 mark a function that may use these instructions. GCC
 /// inlines such a function only into one marked at least as well, and never into a lambda.
@@ -128,6 +128,9 @@ BINARY_GEMM_AVX2 inline void pack_block(const GemmArguments& a, std::int64_t blo
     }
   }
 }
+
+/// The QuantizeRow of all x86 paths (x86_quantize.cpp).
+float avx2_quantize_row(const void* x, DataType type, std::int64_t k, std::int8_t* q);
 
 /// The AVX-512 path's parts for one token (avx512_vector.cpp), as in PathKernels.
 PackedShape avx512_vector_shape(const GemmArguments& a);
