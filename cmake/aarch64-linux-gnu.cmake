@@ -9,7 +9,7 @@
 #         -DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/aarch64-linux-gnu.cmake \
 #         -DCMAKE_PREFIX_PATH=$PWD/build/aarch64-root
 #   cmake --build build/aarch64
-#   ctest --test-dir build/aarch64 -L cpu -E '^(consumer\\.|demo_bad_file|gguf_dequantize_real)'
+#   ctest --test-dir build/aarch64 -L cpu -E '^(consumer\.|demo_bad_file|gguf_dequantize_real)'
 #
 # Two minutes on two cores: half of it builds, half of it runs. The tests left out start programs or
 # configure projects themselves, without the emulator and this file.
