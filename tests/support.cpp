@@ -115,6 +115,9 @@ void fill_quantized_row(ActivationPattern pattern, std::int64_t m, std::int8_t* 
                         float* scale, Random& random) {
   for (std::int64_t i = 0; i < k; ++i) q[i] = static_cast<std::int8_t>(random.integer(-128, 127));
   *scale = static_cast<float>(random.uniform() / 32);
+  if (m % 3 == 2) {  // with the rows of mostly +1: dots of more bits than a float has to spare
+    for (std::int64_t i = 0; i < k; ++i) q[i] = static_cast<std::int8_t>(random.integer(90, 127));
+  }
   if (pattern == ActivationPattern::kPoisoned && m % 3 == 1) {
     std::fill(q, q + k, std::int8_t{0});
     *scale = m % 2 == 0 ? std::numeric_limits<float>::infinity()
@@ -330,6 +333,10 @@ Problem make_problem(Shape shape, ScalePattern scale_pattern, ActivationPattern 
       std::uint32_t word = 0;
       for (int i = 0; i < 32; ++i) {
         word |= static_cast<std::uint32_t>(random.gaussian() > 0) << i;
+      }
+      if (n % 3 == 2) {
+        const std::uint64_t more = random.bits();
+        word |= static_cast<std::uint32_t>(more | more >> 32);
       }
       p.bits.row<std::uint32_t>(n)[j] = word;
     }

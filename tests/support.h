@@ -111,7 +111,7 @@ const char* name(ScalePattern pattern);
 
 /// What a problem's quantized activations are like; kinds of rows alternate.
 enum class ActivationPattern {
-  kRandom,    ///< any int8, scales near 1/64
+  kRandom,    ///< any int8, every third row large ones; scales up to 1/32
   kExtreme,   ///< rows of -128, of 127, alternating; scales 0, subnormal, huge, negative
   kPoisoned,  ///< every third row a NaN or an infinite scale
 };
@@ -145,7 +145,7 @@ std::vector<std::int64_t> interesting_k(std::int64_t g);
 /// N: 1, odd, even, around powers of two; at most 67.
 std::vector<std::int64_t> interesting_n();
 
-/// The operands of one product.
+/// The operands of one product. Weights are signs of Gaussians, but in every third row mostly +1.
 struct Problem {
   Shape shape;
   Layout layout;
