@@ -16,9 +16,15 @@ namespace binary_gemm {
 namespace cpu {
 
 /// A code path. All give the same bits; kAuto takes the fastest that this processor has.
-enum class Path : std::uint8_t { kAuto, kPortable, kAvx2, kAvx512Vnni };
+enum class Path : std::uint8_t {
+  kAuto,
+  kPortable,
+  kAvx2,        ///< AVX2, FMA, F16C.
+  kAvx512Vnni,  ///< AVX-512 F, BW, DQ, VL, VNNI and GFNI: Ice Lake, Zen 4 and later.
+  kAmx,         ///< The same and AMX-INT8, on Linux: Sapphire Rapids and later.
+};
 
-/// "auto", "portable", "avx2" or "avx512vnni".
+/// "auto", "portable", "avx2", "avx512vnni" or "amx".
 const char* name(Path path);
 
 /// Whether this build and this processor can run `path`.

@@ -16,13 +16,9 @@
 /// (For subnormal maxima u is larger than the contract's, which changes no result: all scales are
 /// then multiples of either.)
 
+#include "avx512.h"
+
 #ifdef __x86_64__
-
-#include <algorithm>
-
-#include "x86.h"
-
-BINARY_GEMM_AVX512_WARNINGS
 
 namespace binary_gemm {
 namespace cpu {
@@ -53,8 +49,6 @@ struct Span {
   alignas(64) float wide_sums[kMaxSpanSlices][kRows];
   __mmask16 wide[kMaxSpanSlices];
 };
-
-BINARY_GEMM_AVX512 inline __m512i load(const void* p) { return _mm512_load_si512(p); }
 
 // The maximum of each aligned segment of `length` (4, 8, 16 or 32) 16-bit lanes, in all of them.
 BINARY_GEMM_AVX512 inline __m512i segment_max(__m512i v, std::int64_t length) {
@@ -101,13 +95,13 @@ BINARY_GEMM_AVX512 bool load_scales(const float16* scales, std::int64_t count,
 
 // Each word's dot product with its 32 activations.
 BINARY_GEMM_AVX512 inline __m512i chunk_dots(__m512i words, const Chunk& x) {
-  __m512i dots = load(x.seeds);
+  __m512i dots = avx512::load(x.seeds);
   BINARY_GEMM_UNROLL
   for (int p = 0; p < kPlanes; ++p) {
     // Byte 6 of the matrix makes bit 1 of the result: here bit p of the operand.
     const __m512i plane =
         _mm512_gf2p8affine_epi64_epi8(words, _mm512_set1_epi64(1LL << (48 + p)), 0);
-    dots = _mm512_dpbusd_epi32(dots, plane, load(x.values[p]));
+    dots = _mm512_dpbusd_epi32(dots, plane, avx512::load(x.values[p]));
   }
   return dots;
 }
@@ -138,8 +132,8 @@ BINARY_GEMM_AVX512 __m512i sum_lanes(const std::int32_t (*lanes)[kChunkWords]) {
   __m512i a[8];
   BINARY_GEMM_UNROLL
   for (int i = 0; i < 8; ++i) {
-    const __m512i even = load(lanes[2 * i]);
-    const __m512i odd = load(lanes[2 * i + 1]);
+    const __m512i even = avx512::load(lanes[2 * i]);
+    const __m512i odd = avx512::load(lanes[2 * i + 1]);
     a[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(even, odd), _mm512_unpackhi_epi32(even, odd));
   }
   // A 128-bit lane of b[i]: the rows 4 i to 4 i + 3, summed over that lane.
@@ -251,7 +245,7 @@ BINARY_GEMM_AVX512 void avx512_vector_rows(const GemmArguments& a, const char* p
             acc, _mm512_mask_mov_ps(sum, span.wide[s], _mm512_load_ps(span.wide_sums[s])));
       }
     }
-    avx512_store_rows(a, 0, n, rows, acc);
+    avx512::store_rows(a, 0, n, rows, acc);
   }
 }
 

@@ -25,6 +25,9 @@ const PathKernels& kernels(Path path) {
     throw std::invalid_argument(std::string("binary_gemm: this build or processor has no path ") +
                                 name(path));
   }
+#if defined(__x86_64__) && defined(__linux__)
+  if (chosen == Path::kAmx) return kAmxKernels;
+#endif
 #ifdef __x86_64__
   if (chosen == Path::kAvx512Vnni) return kAvx512VnniKernels;
   if (chosen == Path::kAvx2) return kAvx2Kernels;
@@ -133,6 +136,8 @@ const char* name(Path path) {
       return "avx2";
     case Path::kAvx512Vnni:
       return "avx512vnni";
+    case Path::kAmx:
+      return "amx";
   }
   return "unknown";
 }
@@ -153,6 +158,12 @@ bool is_supported(Path path) {
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
              __builtin_cpu_supports("gfni");
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+    case Path::kAmx: {
+      static const bool permitted = is_supported(Path::kAvx512Vnni) && amx_is_permitted();
+      return permitted;
+    }
+#endif
     default:
       return false;
   }
@@ -160,7 +171,7 @@ bool is_supported(Path path) {
 
 std::vector<Path> supported_paths() {
   std::vector<Path> paths;
-  for (const Path path : {Path::kPortable, Path::kAvx2, Path::kAvx512Vnni}) {
+  for (const Path path : {Path::kPortable, Path::kAvx2, Path::kAvx512Vnni, Path::kAmx}) {
     if (is_supported(path)) paths.push_back(path);
   }
   return paths;

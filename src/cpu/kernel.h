@@ -67,6 +67,13 @@ extern const PathKernels kPortableKernels;
 extern const PathKernels kAvx2Kernels;
 extern const PathKernels kAvx512VnniKernels;
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+extern const PathKernels kAmxKernels;
+
+/// Whether the processor has AMX for int8 and the system lets this process use it, for which it
+/// must be asked.
+bool amx_is_permitted();
+#endif
 
 inline constexpr std::int64_t kMinGroupSize = 32;
 inline constexpr std::int64_t kMaxSliceGroups = kSliceK / kMinGroupSize;

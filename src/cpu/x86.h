@@ -138,10 +138,5 @@ void avx512_vector_pack(const GemmArguments& a, std::int64_t block, char* packed
 void avx512_vector_rows(const GemmArguments& a, const char* packed, std::int64_t row_begin,
                         std::int64_t row_end);
 
-/// Applies token m's scale and the bias to the sums of rows n to n + 15 and writes y[m, n] and on,
-/// `count` elements at most.
-BINARY_GEMM_AVX512 void avx512_store_rows(const GemmArguments& a, std::int64_t m, std::int64_t n,
-                                          std::int64_t count, __m512 sums);
-
 }  // namespace cpu
 }  // namespace binary_gemm
