@@ -108,8 +108,14 @@ void product(benchmark::State& state, const Layer& layer, std::int64_t m, cpu::P
   count(state, layer, m);
 }
 
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define READ_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define READ_CLONES
+#endif
+
 // The sum of `bytes` bytes as 64-bit words: a loop that compilers vectorize.
-std::uint64_t read(const void* data, std::int64_t bytes) {
+READ_CLONES std::uint64_t read(const void* data, std::int64_t bytes) {
   const auto* words = static_cast<const std::uint64_t*>(data);
   std::uint64_t sum = 0;
   for (std::int64_t i = 0; i < bytes / 8; ++i) sum += words[i];
