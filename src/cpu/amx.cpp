@@ -41,6 +41,10 @@ constexpr int kMaxBlocks = kMaxPassTokens / kBlockTokens;
 constexpr std::int64_t kChunkWords = 8;
 constexpr std::int64_t kMinTokens = 5;
 
+// Has what was written in memory before the tile instructions that follow: GCC's wrappers of those
+// that read do not tell it so.
+inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
+
 // What LDTILECFG reads.
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
@@ -101,6 +105,7 @@ BINARY_GEMM_AMX inline void multiply_group(const Blocks& blocks, const std::int8
                                            std::int32_t (*dots)[kTileTokens][kLanes]) {
   const std::int64_t step_words = std::min<std::int64_t>(words, 2);
   const bool two = blocks.tiles == 2;
+  finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -187,8 +192,9 @@ BINARY_GEMM_AVX512 void pack(const GemmArguments& a, std::int64_t block, char* p
   if (a.m < kMinTokens) return kAvx512VnniKernels.pack_block(a, block, packed);
   const Blocks blocks = blocks_of(a);
   const std::int64_t tokens = TokenBlocks(a.m, kBlockTokens).size;
-  if (a.k % 64 != 0)
+  if (a.k % 64 != 0) {  // half of the last tile is unused, but may be loaded
     std::fill(packed + blocks.bytes - 64 * blocks.tokens(), packed + blocks.bytes, char{0});
+  }
   for (std::int64_t t = 0; t < blocks.tokens(); ++t) {
     const std::int64_t m = block * tokens + t;
     const bool empty = t >= tokens || m >= a.m;
@@ -220,6 +226,7 @@ BINARY_GEMM_AMX void gemm_rows(const GemmArguments& a, const char* packed, std::
     config.rows[tile] = static_cast<std::uint8_t>(step_words * kPlanes);
     config.row_bytes[tile] = kLanes * 4;
   }
+  finish_stores();
   _tile_loadconfig(&config);
   Weights w;
   Rows rows[kHalves];
@@ -227,7 +234,7 @@ BINARY_GEMM_AMX void gemm_rows(const GemmArguments& a, const char* packed, std::
   alignas(64) float acc[kMaxBlocks][4][kTileTokens][kLanes];
   for (std::int64_t n = row_begin; n < row_end; n += kRows) {
     point_to_rows(a, n, row_end, rows);
-    std::fill(acc[0][0][0], acc[blocks.count][0][0], 0.0f);
+    std::fill_n(acc[0][0][0], blocks.count * (4 * kTileTokens * kLanes), 0.0f);
     for (std::int64_t k0 = 0; k0 < a.k; k0 += kSliceK) {
       load_weights(a, rows, k0, w);
       for (const bool wide : {false, true}) {

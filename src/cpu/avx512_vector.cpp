@@ -111,12 +111,6 @@ BINARY_GEMM_AVX512 inline __m512i chunk_dots(__m512i words, const Chunk& x) {
   return dots;
 }
 
-// An address to prefetch, which may lie past the end of the buffer: nothing is read.
-inline const char* ahead(const void* p, std::int64_t bytes) {
-  return reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) +
-                                       static_cast<std::uintptr_t>(bytes));
-}
-
 BINARY_GEMM_AVX512 inline __m512i load_chunk(const std::uint32_t* bits, std::int64_t words) {
   const auto mask = static_cast<__mmask16>(words >= kChunkWords ? 0xffff : (1 << words) - 1);
   return _mm512_maskz_loadu_epi32(mask, bits);
@@ -168,7 +162,7 @@ BINARY_GEMM_AVX512 void add_row(const std::uint32_t* bits, const float16* scales
   const std::int64_t slice_words = kSliceK / 32;
   const std::int64_t slice_groups = slice_words / group_words;
   for (std::int64_t bytes = 0; bytes < words / group_words * 2; bytes += 64) {
-    _mm_prefetch(ahead(scales, kScalesToL1 + bytes), _MM_HINT_T0);
+    _mm_prefetch(avx512::ahead(scales, kScalesToL1 + bytes), _MM_HINT_T0);
   }
   const bool narrow = load_scales(scales, words / group_words, slice_groups, span);
   // In each 32-bit lane j, the group of word j, and nothing in the upper half.
@@ -185,8 +179,8 @@ BINARY_GEMM_AVX512 void add_row(const std::uint32_t* bits, const float16* scales
     for (int c = 0; c < kSliceChunks; ++c) {
       const std::uint32_t* chunk = bits + s * slice_words + c * kChunkWords;
       if (c * kChunkWords >= left) break;
-      _mm_prefetch(ahead(chunk, kToL1), _MM_HINT_T0);
-      _mm_prefetch(ahead(chunk, kToL2), _MM_HINT_T1);
+      _mm_prefetch(avx512::ahead(chunk, kToL1), _MM_HINT_T0);
+      _mm_prefetch(avx512::ahead(chunk, kToL2), _MM_HINT_T1);
       const __m512i dots = chunk_dots(load_chunk(chunk, left - c * kChunkWords), *x++);
       const __m512i lane_mantissas =
           _mm512_maskz_permutexvar_epi16(0x55555555, group_index, _mm512_loadu_si512(mantissas));

@@ -67,6 +67,10 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, int threads, const 
   }
 }
 
+// What the packed activations of a pass may take, to stay in a core's L2: every few weight rows
+// read them all. 5120x17408 with AMX at M = 256: 1.0 TOPS a thread in one pass, 1.25 in three.
+constexpr std::int64_t kPassBytes = 1536 * 1024;
+
 // Rows of weights that start on one cache line of a bf16 or fp16 y.
 constexpr std::int64_t kRowGrain = 32;
 
@@ -104,7 +108,9 @@ void multiply(const PathKernels& path, const ActivationView& x, const WeightView
               std::int64_t row_end, int threads) {
   if (x.m == 0 || row_begin == row_end) return;
   const GemmArguments all = resolve(x, w, bias, y);
-  const std::int64_t passes = (all.m + kMaxPassTokens - 1) / kMaxPassTokens;
+  const std::int64_t limit =
+      std::clamp(kPassBytes / std::max<std::int64_t>(all.k, 1), std::int64_t{64}, kMaxPassTokens);
+  const std::int64_t passes = (all.m + limit - 1) / limit;
   const std::int64_t pass_tokens = (all.m + passes - 1) / passes;
   aligned_vector<char> packed;
   for (std::int64_t m = 0; m < all.m; m += pass_tokens) {
