@@ -48,7 +48,12 @@ struct BasicMatrixView {
     return part;
   }
 
-  operator BasicMatrixView<const void>() const {
+  /// The constant view. A template, so that a constant view has no conversion to itself.
+  template <class Constant,
+            std::enable_if_t<std::is_same_v<Constant, BasicMatrixView<const void>> &&
+                                 !std::is_same_v<Constant, BasicMatrixView>,
+                             int> = 0>
+  operator Constant() const {
     return {data, type, rows, cols, row_stride, offset};
   }
 };
@@ -105,7 +110,13 @@ struct BasicWeightView {
     return part;
   }
 
-  operator BasicWeightView<const std::uint32_t, const float16>() const {
+  /// The constant view. A template, so that a constant view has no conversion to itself.
+  template <class Constant,
+            std::enable_if_t<
+                std::is_same_v<Constant, BasicWeightView<const std::uint32_t, const float16>> &&
+                    !std::is_same_v<Constant, BasicWeightView>,
+                int> = 0>
+  operator Constant() const {
     return {bits, scales, n, k, group_size, bits_stride, scales_stride, bits_offset, scales_offset};
   }
 };
@@ -150,7 +161,13 @@ struct BasicActivationView {
     return part;
   }
 
-  operator BasicActivationView<const std::int8_t, const float>() const {
+  /// The constant view. A template, so that a constant view has no conversion to itself.
+  template <class Constant,
+            std::enable_if_t<
+                std::is_same_v<Constant, BasicActivationView<const std::int8_t, const float>> &&
+                    !std::is_same_v<Constant, BasicActivationView>,
+                int> = 0>
+  operator Constant() const {
     return {values, scales, m, k, row_stride, offset, scales_offset};
   }
 };

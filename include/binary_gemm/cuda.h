@@ -1,0 +1,137 @@
+#pragma once
+
+/// The six names on CUDA: the same as in cpu.h, in the same argument order, on device memory, with
+/// a Launch at the end. Layer 6 of binary_gemm.h. Bits are equal to the CPU's.
+///
+/// Calls are asynchronous on the stream. They check their arguments first, throwing
+/// std::invalid_argument before anything is launched, and throw CudaError where CUDA fails. They
+/// allocate nothing, synchronize nothing, and may be captured in a graph (call prepare first). The
+/// device is the one that holds the weights (or x, where there are none); the current device is
+/// left as it was. M = 0 or N = 0 does nothing.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "binary_gemm/views.h"
+
+namespace binary_gemm {
+namespace cuda {
+
+/// A CUDA call failed.
+class CudaError : public std::runtime_error {
+ public:
+  CudaError(cudaError_t code, const std::string& call);
+  cudaError_t code() const { return code_; }
+
+ private:
+  cudaError_t code_;
+};
+
+/// A kernel family of the product. All give the same bits; kAuto takes the tuning table's choice.
+enum class Kernel : std::uint8_t {
+  kAuto,
+  kDecodeB1,  ///< binary tensor core, M up to 3; sm_80 to sm_90
+  kDecodeS8,  ///< int8 tensor core with weights expanded in registers
+};
+
+/// "auto", "decode_b1" or "decode_s8".
+const char* name(Kernel kernel);
+
+/// Device memory that a call may use, 16-byte aligned. Not needed by binary_gemm.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// How a call is launched.
+struct Launch {
+  cudaStream_t stream = nullptr;
+  Workspace workspace = {};
+  /// Programmatic dependent launch: the kernels may start before those ahead of them in the stream
+  /// have finished, and then read weights, their scales and nothing else until these have. So the
+  /// weights must not be written by kernels just ahead. No effect below compute capability 9.0.
+  bool programmatic = false;
+  /// Forces a kernel, for tests and tuning; std::invalid_argument where it can't run.
+  Kernel kernel = Kernel::kAuto;
+};
+
+/// Loads the kernels on a device (-1: the current one) and sets what they need. Calls do it on
+/// first use; only before a capture it must have been done. Throws std::invalid_argument for a
+/// device of compute capability below 8.0. Thread-safe.
+void prepare(int device = -1);
+
+/// The kernels that `device` can run with this build, for forcing them one after the other.
+std::vector<Kernel> supported_kernels(int device = -1);
+
+/// Whether `kernel` takes a product of this shape.
+bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
+                  std::int64_t group_size, int device = -1);
+
+/// The kernel that kAuto takes, for printing.
+Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
+                     int device = -1);
+
+/// An upper bound of the workspace that binary_linear needs for an `[m, k]` input.
+std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k);
+
+void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w,
+                  const Launch& launch = {});
+void unpack_weights(const WeightView& w, const MatrixView& dense, const Launch& launch = {});
+void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,
+                         const Launch& launch = {});
+void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                 const MatrixView& y, const Launch& launch = {});
+
+/// Needs linear_workspace_bytes(m, k) of workspace.
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+                   const MatrixView& y, const Launch& launch = {});
+
+/// A linear layer that owns its packed weights on one device. Construction allocates; calls do not.
+class BinaryLinear {
+ public:
+  /// Weights of all -1 with zero scales, and a zero bias if `has_bias`, on the current device.
+  BinaryLinear(std::int64_t n, std::int64_t k, std::int64_t group_size = 128,
+               bool has_bias = false);
+  BinaryLinear(BinaryLinear&& other) noexcept;
+  BinaryLinear& operator=(BinaryLinear&& other) noexcept;
+  BinaryLinear(const BinaryLinear&) = delete;
+  BinaryLinear& operator=(const BinaryLinear&) = delete;
+  ~BinaryLinear();
+
+  /// Binarizes `dense` `[n, k]`, which is on the current device: see cpu::BinaryLinear::from_dense.
+  /// `bias` is copied, from the device or the host. Waits for the stream.
+  static BinaryLinear from_dense(const ConstMatrixView& dense, std::int64_t group_size = 128,
+                                 const BiasView& bias = {}, const Launch& launch = {});
+
+  /// Copies packed weights from the device or the host. Waits for the stream.
+  static BinaryLinear from_packed(const WeightView& w, const BiasView& bias = {},
+                                  const Launch& launch = {});
+
+  /// binary_linear with this layer's weights.
+  void operator()(const ConstMatrixView& x, const MatrixView& y, const Launch& launch = {}) const;
+
+  WeightView weights() const;
+  MutableWeightView weights();
+  BiasView bias() const;
+  std::int64_t n() const { return n_; }
+  std::int64_t k() const { return k_; }
+  std::int64_t group_size() const { return group_size_; }
+
+ private:
+  void copy_bias(const BiasView& bias, cudaStream_t stream);
+
+  std::int64_t n_;
+  std::int64_t k_;
+  std::int64_t group_size_;
+  std::uint32_t* bits_ = nullptr;
+  float16* scales_ = nullptr;
+  float* bias_ = nullptr;
+};
+
+}  // namespace cuda
+}  // namespace binary_gemm

@@ -1,0 +1,41 @@
+#pragma once
+
+/// What every product kernel takes: the views of the call as pointers at element (0, 0).
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "binary_gemm/types.h"
+#include "binary_gemm/views.h"
+
+namespace binary_gemm {
+namespace kernels {
+
+inline constexpr int kWarpSize = 32;
+
+struct GemmParams {
+  const std::int8_t* x;  ///< [m, k]
+  std::int64_t x_stride;
+  const float* x_scales;        ///< [m]
+  const std::uint32_t* bits;    ///< [n, k / 32]
+  const __half* scales;         ///< [n, k / G]
+  std::uint32_t bits_stride;    ///< words
+  std::uint32_t scales_stride;  ///< scales
+  const float* bias;            ///< [n] or null
+  void* y;                      ///< [m, n]
+  std::int64_t y_stride;
+  std::uint32_t m;
+  std::uint32_t n;
+  std::uint32_t k;
+  std::uint32_t blocks;  ///< of rows, as the kernel cuts N
+  std::uint32_t slices;  ///< of K
+  DataType y_type;
+  bool vectorized;  ///< all rows of bits and x are 16-byte aligned, slices of scales to 16 bytes or
+                    ///< to their size
+  bool copy_engine;  ///< the copy engine can fetch the weights: see the kernel
+  bool dependent;    ///< launched with programmatic dependent launch
+};
+
+}  // namespace kernels
+}  // namespace binary_gemm

@@ -1,0 +1,151 @@
+#pragma once
+
+/// PTX wrappers: one instruction each, named as PTX names it. See the PTX ISA for the semantics.
+
+#include <cstdint>
+
+namespace binary_gemm {
+namespace kernels {
+namespace ptx {
+
+/// A pointer to shared memory as the 32-bit address that PTX takes.
+__device__ inline std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Copies 16 bytes from global to shared memory, past L1. Both addresses are 16-byte aligned.
+__device__ inline void cp_async_16(std::uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
+/// Copies 8 bytes from global to shared memory. Both addresses are 8-byte aligned.
+__device__ inline void cp_async_8(std::uint32_t target, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(target), "l"(source) : "memory");
+}
+
+/// Copies 4 bytes from global to shared memory. Both addresses are 4-byte aligned.
+__device__ inline void cp_async_4(std::uint32_t target, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
+}
+
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until at most `kPending` of this thread's committed groups are in flight.
+template <int kPending>
+__device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Loads four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i
+/// / 8. Lane (g, t) = (lane / 4, lane % 4) receives the 4 bytes t of row g of each.
+__device__ inline void ldmatrix_x4(std::uint32_t (&d)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// d[m, n] = popcount(a[m, :] & b[:, n]), m16n8k128.
+/// A (T32,V2) -> (M16,K4 words): lane (g, t) holds word t of rows g and g + 8. B (T32,V1) -> (N8,K4
+/// words): word t of column g. D (T32,V4) -> (M16,N8): columns 2t, 2t + 1 of rows g, then g + 8.
+__device__ inline void mma_and_popc_m16n8k128(std::int32_t (&d)[4], std::uint32_t a0,
+                                              std::uint32_t a1, std::uint32_t b) {
+  asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%7, %7, %7, %7};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+
+/// c[m, n] += a[m, :] · b[:, n], m16n8k32 of int8.
+/// A (T32,V4) -> (M16,K8 words): words t of rows g and g + 8, then words t + 4 of both. B (T32,V2)
+/// -> (N8,K8 words): words t and t + 4 of column g. C as above.
+__device__ inline void mma_s8_m16n8k32(std::int32_t (&c)[4], const std::uint32_t (&a)[4],
+                                       std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// c + a.lo · b.byte0 + a.hi · b.byte1, where a holds two int16 and b's bytes are unsigned.
+__device__ inline std::int32_t dp2a_lo(std::uint32_t a, std::uint32_t b, std::int32_t c) {
+  std::int32_t d;
+  asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+/// c + the dot product of the four int8 of a and of b.
+__device__ inline std::int32_t dp4a(std::uint32_t a, std::uint32_t b, std::int32_t c) {
+  std::int32_t d;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+#if __CUDA_ARCH__ >= 900
+/// Prepares an mbarrier in shared memory for phases of `arrivals` arrivals each.
+__device__ inline void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+/// Makes mbarrier_init visible to the copy engine.
+__device__ inline void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// Arrives once and lets the phase also wait for `bytes` of copies.
+__device__ inline void mbarrier_arrive_expect_tx(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+/// Whether the phase of this parity has completed; may wait a while for it.
+__device__ inline bool mbarrier_try_wait(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// Copies `bytes` (a multiple of 16, both addresses 16-byte aligned) from global to shared memory;
+/// completes on the barrier.
+__device__ inline void bulk_copy(std::uint32_t target, const void* source, std::uint32_t bytes,
+                                 std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+/// Copies the box of a 3-D tensor map at (x, y, z) to shared memory; completes on the barrier.
+__device__ inline void tensor_copy_3d(std::uint32_t target, const void* map, std::uint32_t x,
+                                      std::uint32_t y, std::uint32_t z, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], [%5];" ::"r"(target),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+#endif
+
+/// Programmatic dependent launch: lets the next kernel of the stream start. No effect before sm_90
+/// or without the launch attribute.
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Waits until the kernels before this one have finished and their writes can be seen.
+__device__ inline void wait_for_dependencies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace ptx
+}  // namespace kernels
+}  // namespace binary_gemm

@@ -1,0 +1,154 @@
+#pragma once
+
+/// The activation quantizer: a CTA a row (token), the same bits as reference.h.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "binary_gemm/kernels/params.cuh"
+#include "binary_gemm/kernels/ptx.cuh"
+
+namespace binary_gemm {
+namespace kernels {
+
+struct QuantizeParams {
+  const void* x;  ///< [m, k]
+  std::int64_t x_stride;
+  std::int8_t* q;  ///< [m, k]
+  std::int64_t q_stride;
+  float* scales;  ///< [m]
+  std::int64_t k;
+  bool vectorized;  ///< x's rows are 16-byte aligned, q's 8-byte, and k is a multiple of 8
+};
+
+__device__ inline float as_float(float value) { return value; }
+__device__ inline float as_float(__half value) { return __half2float(value); }
+__device__ inline float as_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+/// Elements a thread takes at once.
+inline constexpr int kQuantizeVector = 8;
+inline constexpr int kQuantizeThreads = 512;
+/// Vectors a thread keeps in registers between the two passes; longer rows are read twice.
+inline constexpr int kQuantizeKept = 2;
+
+template <class T>
+struct alignas(16) QuantizeVector {
+  T values[kQuantizeVector];
+};
+
+/// Eight elements from `column`; zeros past k.
+template <class T>
+__device__ inline QuantizeVector<T> load_vector(const QuantizeParams& params, const T* row,
+                                                std::int64_t column) {
+  QuantizeVector<T> vector;
+  if (params.vectorized && column < params.k) {
+    constexpr int kWords = sizeof(vector) / sizeof(uint4);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      reinterpret_cast<uint4*>(&vector)[i] = reinterpret_cast<const uint4*>(row + column)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kQuantizeVector; ++i) {
+      vector.values[i] = column + i < params.k ? row[column + i] : T{};
+    }
+  }
+  return vector;
+}
+
+/// Magnitudes as bits: they compare as the values do, and infinities and NaNs are the largest.
+template <class T>
+__device__ inline std::uint32_t largest_magnitude(const QuantizeVector<T>& vector) {
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kQuantizeVector; ++i) {
+    largest = max(largest, __float_as_uint(as_float(vector.values[i])) & 0x7fffffffu);
+  }
+  return largest;
+}
+
+template <class T>
+__device__ inline void store_vector(const QuantizeParams& params, std::int8_t* row,
+                                    std::int64_t column, const QuantizeVector<T>& vector,
+                                    float lift, float inverse) {
+  // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low mantissa.
+  constexpr float kRound = 12582912.0f;
+  std::uint32_t words[2];
+#pragma unroll
+  for (int w = 0; w < 2; ++w) {
+    std::uint32_t bytes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = __fmul_rn(as_float(vector.values[4 * w + i]), lift);
+      bytes[i] = __float_as_uint(__fadd_rn(__fmul_rn(value, inverse), kRound));
+    }
+    const std::uint32_t low = __byte_perm(bytes[0], bytes[1], 0x0040);
+    const std::uint32_t high = __byte_perm(bytes[2], bytes[3], 0x0040);
+    words[w] = __byte_perm(low, high, 0x5410);
+  }
+  if (params.vectorized) {
+    *reinterpret_cast<uint2*>(row + column) = make_uint2(words[0], words[1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kQuantizeVector; ++i) {
+      if (column + i < params.k)
+        row[column + i] = static_cast<std::int8_t>(words[i / 4] >> i % 4 * 8);
+    }
+  }
+}
+
+/// Grid: a CTA a row in x. Block: kQuantizeThreads.
+template <class T>
+__global__ void __launch_bounds__(kQuantizeThreads)
+    quantize_rows(const __grid_constant__ QuantizeParams params) {
+  __shared__ std::uint32_t warp_largest[kQuantizeThreads / kWarpSize];
+  ptx::launch_dependents();
+  ptx::wait_for_dependencies();
+  const T* x = static_cast<const T*>(params.x) + blockIdx.x * params.x_stride;
+  std::int8_t* q = params.q + blockIdx.x * params.q_stride;
+  constexpr int kStep = kQuantizeThreads * kQuantizeVector;
+  const std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * kQuantizeVector;
+
+  QuantizeVector<T> kept[kQuantizeKept];
+#pragma unroll
+  for (int i = 0; i < kQuantizeKept; ++i) kept[i] = load_vector(params, x, first + i * kStep);
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kQuantizeKept; ++i) largest = max(largest, largest_magnitude(kept[i]));
+  for (std::int64_t column = first + kQuantizeKept * kStep; column < params.k; column += kStep) {
+    largest = max(largest, largest_magnitude(load_vector(params, x, column)));
+  }
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  if (threadIdx.x % kWarpSize == 0) warp_largest[threadIdx.x / kWarpSize] = largest;
+  __syncthreads();
+  largest =
+      __reduce_max_sync(0xffffffffu, warp_largest[threadIdx.x % (kQuantizeThreads / kWarpSize)]);
+
+  constexpr std::uint32_t kInfinity = 0x7f800000u;
+  const bool finite = largest < kInfinity;
+  const float a = __uint_as_float(largest);
+  if (threadIdx.x == 0) {
+    params.scales[blockIdx.x] = finite ? __fdiv_rn(a, 127.0f) : __uint_as_float(0x7fc00000u);
+  }
+  // 127 / a would overflow for a tiny a; scaling both by 2^64 changes no mantissa (reference.h).
+  const float lift = a < 0x1p-64f ? 0x1p64f : 1.0f;
+  const float inverse = finite && a > 0 ? __fdiv_rn(127.0f, __fmul_rn(a, lift)) : 0.0f;
+  const auto store = [&](std::int64_t column, const QuantizeVector<T>& vector) {
+    if (column >= params.k) return;
+    if (finite) {
+      store_vector(params, q, column, vector, lift, inverse);
+    } else {
+      store_vector(params, q, column, QuantizeVector<T>{}, 1.0f, 0.0f);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kQuantizeKept; ++i) store(first + i * kStep, kept[i]);
+  for (std::int64_t column = first + kQuantizeKept * kStep; column < params.k; column += kStep) {
+    store(column, load_vector(params, x, column));
+  }
+}
+
+}  // namespace kernels
+}  // namespace binary_gemm

@@ -1,0 +1,51 @@
+#pragma once
+
+/// Which kernel takes a product: a table from (architecture of the compiled code, M, N, K, G).
+///
+/// No CUDA is needed to read or print it. Figures are microseconds on an H200, G = 128, plain graph
+/// replay, of the layers in bench/results; a lost alternative is a line with its figure.
+
+#include <cstdint>
+
+namespace binary_gemm {
+namespace kernels {
+
+enum class Family : std::uint8_t { kDecodeB1, kDecodeS8 };
+
+/// A kernel family and its template and launch parameters.
+struct KernelConfig {
+  Family family;
+  std::uint8_t tokens;     ///< batch tile: tokens of a CTA
+  std::uint8_t row_shift;  ///< decode_s8: a CTA has 32 << row_shift rows of W
+};
+
+constexpr const char* name(Family family) {
+  return family == Family::kDecodeB1 ? "decode_b1" : "decode_s8";
+}
+
+/// The binary tensor core is native from sm_80 to sm_90 and emulated after.
+constexpr bool has_b1(int compiled_architecture) {
+  return compiled_architecture >= 80 && compiled_architecture < 100;
+}
+
+/// The most tokens a family's kernels take at once; larger M is cut.
+constexpr std::int64_t max_tokens(Family family) { return family == Family::kDecodeB1 ? 3 : 32; }
+
+/// The configuration of `family` for M tokens.
+constexpr KernelConfig configure(Family family, std::int64_t m) {
+  if (family == Family::kDecodeB1) {
+    return {Family::kDecodeB1, static_cast<std::uint8_t>(m < 3 ? m : 3), 0};
+  }
+  return {Family::kDecodeS8, static_cast<std::uint8_t>(m <= 8 ? 8 : m <= 16 ? 16 : 32), 1};
+}
+
+/// The table's choice.
+constexpr KernelConfig choose(int compiled_architecture, std::int64_t m) {
+  return configure(has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1)
+                       ? Family::kDecodeB1
+                       : Family::kDecodeS8,
+                   m);
+}
+
+}  // namespace kernels
+}  // namespace binary_gemm

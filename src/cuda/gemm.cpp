@@ -1,0 +1,300 @@
+/// The CUDA product: checks, choice of kernel, launch.
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <string>
+
+#include "binary_gemm/kernels/params.cuh"
+#include "check.h"
+#include "families.h"
+#include "launch.h"
+#include "runtime.h"
+
+namespace binary_gemm {
+namespace cuda {
+namespace {
+
+using kernels::Family;
+using kernels::GemmParams;
+using kernels::KernelConfig;
+
+// Row counts and strides of the kernels are 32 bits wide; offsets are 64.
+constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int32_t>::max();
+
+void check_extent(const char* name, std::int64_t value) {
+  if (value > kMaxExtent) {
+    throw std::invalid_argument(std::string("binary_gemm: ") + name + " = " +
+                                std::to_string(value) + " must be at most " +
+                                std::to_string(kMaxExtent) + " on CUDA");
+  }
+}
+
+template <class T>
+bool is_aligned(const T* pointer, std::size_t alignment) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
+}
+
+// The driver's cuTensorMapEncodeTiled, or null where it has none. Asked for at run time, so that
+// the library does not link with the driver.
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static decltype(&cuTensorMapEncodeTiled) encoder = nullptr;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                              12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t code =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &result);
+#endif
+    if (code == cudaSuccess && result == cudaDriverEntryPointSuccess) {
+      encoder = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+    } else {
+      cudaGetLastError();
+    }
+  });
+  return encoder;
+}
+
+// The bits as a tensor (word of a line, row, slice): see kernels/weight_tile.cuh.
+CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows) {
+  CUtensorMap map;
+  const cuuint64_t sizes[3] = {kSliceK / 32, params.n, params.slices};
+  const cuuint64_t strides[2] = {cuuint64_t{params.bits_stride} * 4, kSliceK / 8};  // bytes
+  const cuuint32_t box[3] = {kSliceK / 32, rows, params.slices};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const CUresult result = tensor_map_encoder()(
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, const_cast<std::uint32_t*>(params.bits), sizes,
+      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) throw CudaError(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+  return map;
+}
+
+GemmParams resolve(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                   const MatrixView& y) {
+  GemmParams params{};
+  params.x = x.values + x.offset;
+  params.x_stride = x.row_stride;
+  params.x_scales = x.scales + x.scales_offset;
+  params.bits = w.bits + w.bits_offset;
+  params.scales = reinterpret_cast<const __half*>(w.scales + w.scales_offset);
+  params.bits_stride = static_cast<std::uint32_t>(w.bits_stride);
+  params.scales_stride = static_cast<std::uint32_t>(w.scales_stride);
+  params.bias = bias.data != nullptr ? bias.data + bias.offset : nullptr;
+  params.y = static_cast<char*>(y.data) + y.offset * size_of(y.type);
+  params.y_stride = y.row_stride;
+  params.m = static_cast<std::uint32_t>(x.m);
+  params.n = static_cast<std::uint32_t>(w.n);
+  params.k = static_cast<std::uint32_t>(w.k);
+  params.slices =
+      static_cast<std::uint32_t>(std::max<std::int64_t>(1, (w.k + kSliceK - 1) / kSliceK));
+  params.y_type = y.type;
+  params.vectorized = is_aligned(params.x, 16) && x.row_stride % 16 == 0 &&
+                      is_aligned(params.bits, 16) && w.bits_stride % 4 == 0;
+  return params;
+}
+
+// Whether the copy engine can fetch tiles of `rows` rows: kernels/weight_tile.cuh says what it
+// needs.
+bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64_t group_size,
+                      std::uint32_t rows) {
+  const std::int64_t row_scale_bytes = params.k / group_size * 2;
+  return device.architecture >= 90 && params.vectorized && params.k > 0 &&
+         params.k % kSliceK == 0 && params.scales_stride == params.k / group_size &&
+         is_aligned(params.scales, 16) && rows * row_scale_bytes % 16 == 0 &&
+         params.n % rows * row_scale_bytes % 16 == 0 && tensor_map_encoder() != nullptr;
+}
+
+DecodeLaunch plan_decode(DecodeShape& shape) {
+  return shape.config.family == Family::kDecodeB1 ? plan_decode_b1(shape) : plan_decode_s8(shape);
+}
+
+KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m) {
+  switch (kernel) {
+    case Kernel::kDecodeB1:
+      return kernels::configure(Family::kDecodeB1, m);
+    case Kernel::kDecodeS8:
+      return kernels::configure(Family::kDecodeS8, m);
+    case Kernel::kAuto:
+      break;
+  }
+  return kernels::choose(device.architecture, m);
+}
+
+bool can_run(const Device& device, Kernel kernel, std::int64_t m) {
+  switch (kernel) {
+    case Kernel::kAuto:
+    case Kernel::kDecodeS8:
+      return true;
+    case Kernel::kDecodeB1:
+      return kernels::has_b1(device.architecture) && m <= kernels::max_tokens(Family::kDecodeB1);
+  }
+  return false;
+}
+
+// Launches the product of at most max_tokens tokens.
+void launch_decode(const Device& device, GemmParams params, std::int64_t group_size,
+                   const KernelConfig& config, const Launch& launch) {
+  DecodeShape shape{config, params.k, group_size, false, device.shared_limit};
+  // Rows of the CTA are needed to know whether the engine can fetch them.
+  DecodeLaunch plan = plan_decode(shape);
+  shape.engine = engine_can_fetch(device, params, group_size, plan.rows);
+  if (shape.engine) plan = plan_decode(shape);
+  if (plan.kernel == nullptr) {
+    throw std::invalid_argument(std::string("binary_gemm: ") + kernels::name(config.family) +
+                                " has no kernel for " + std::to_string(config.tokens) +
+                                " tokens and groups of " + std::to_string(group_size));
+  }
+  params.dependent = launch.programmatic;
+  CUtensorMap map{};
+  if (shape.engine) map = bits_tensor_map(params, plan.rows);
+  unsigned row_shift = shape.config.row_shift;
+  void* arguments[] = {&params, &map, &row_shift};  // decode_b1 takes the first two
+  launch_kernel(device, plan.kernel, dim3((params.n + plan.rows - 1) / plan.rows),
+                dim3(kernels::kWarpSize, plan.warps), plan.shared_bytes, launch, arguments);
+}
+
+void check_devices(const Device& device, const ActivationView& x, const WeightView& w,
+                   const BiasView& bias, const MatrixView& y) {
+  if (w.k > 0) {
+    check_device("weight bits", w.bits, device);
+    check_device("weight scales", w.scales, device);
+    check_device("activation values", x.values, device);
+  }
+  check_device("activation scales", x.scales, device);
+  check_device("y", y.data, device);
+  if (bias.data != nullptr) check_device("bias", bias.data, device);
+}
+
+// The product, for arguments that have been checked.
+void multiply(const Device& device, const ActivationView& x, const WeightView& w,
+              const BiasView& bias, const MatrixView& y, const Launch& launch) {
+  if (!can_run(device, launch.kernel, x.m)) {
+    throw std::invalid_argument(std::string("binary_gemm: the kernel ") + name(launch.kernel) +
+                                " can't take M = " + std::to_string(x.m) + " on device " +
+                                std::to_string(device.index));
+  }
+  for (std::int64_t m = 0; m < x.m;) {
+    const KernelConfig config = configuration(device, launch.kernel, x.m - m);
+    const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family));
+    launch_decode(device, resolve(x.row_range(m, tokens), w, bias, y.row_range(m, tokens)),
+                  w.group_size, config, launch);
+    m += tokens;
+  }
+}
+
+void check_extents(std::int64_t m, const WeightView& w) {
+  check_extent("M", m);
+  check_extent("N", w.n);
+  check_extent("K", w.k);
+  check_extent("the weights' bits stride", w.bits_stride);
+  check_extent("the weights' scales stride", w.scales_stride);
+}
+
+int current_device() {
+  int device = 0;
+  BINARY_GEMM_CUDA(cudaGetDevice(&device));
+  return device;
+}
+
+// A row of q, and the scales after them, begin on this alignment.
+constexpr std::int64_t kWorkspaceAlignment = 16;
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+}  // namespace
+
+const char* name(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::kAuto:
+      return "auto";
+    case Kernel::kDecodeB1:
+      return "decode_b1";
+    case Kernel::kDecodeS8:
+      return "decode_s8";
+  }
+  return "unknown";
+}
+
+void prepare(int device) { prepared_device(device < 0 ? current_device() : device); }
+
+std::vector<Kernel> supported_kernels(int device) {
+  const Device& prepared = prepared_device(device < 0 ? current_device() : device);
+  std::vector<Kernel> all;
+  for (const Kernel kernel : {Kernel::kDecodeB1, Kernel::kDecodeS8}) {
+    if (can_run(prepared, kernel, 1)) all.push_back(kernel);
+  }
+  return all;
+}
+
+bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
+                  std::int64_t group_size, int device) {
+  check::weight_shape(n, k, group_size);
+  return can_run(prepared_device(device < 0 ? current_device() : device), kernel, m);
+}
+
+Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
+                     int device) {
+  check::weight_shape(n, k, group_size);
+  const Device& prepared = prepared_device(device < 0 ? current_device() : device);
+  return kernels::choose(prepared.architecture, m).family == Family::kDecodeB1 ? Kernel::kDecodeB1
+                                                                               : Kernel::kDecodeS8;
+}
+
+std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k) {
+  if (m < 0 || k < 0 || (k > 0 && m > kMaxExtent * kMaxExtent / k)) {
+    throw std::invalid_argument("binary_gemm: no workspace for M = " + std::to_string(m) +
+                                ", K = " + std::to_string(k));
+  }
+  return static_cast<std::size_t>(m * aligned(k) + aligned(m * 4));
+}
+
+void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                 const MatrixView& y, const Launch& launch) {
+  check::binary_gemm(x, w, bias, y);
+  check_extents(x.m, w);
+  if (x.m == 0 || w.n == 0) return;
+  const Device& device = prepared_device(device_of("y", y.data, current_device()));
+  check_devices(device, x, w, bias, y);
+  const DeviceGuard guard(device.index);
+  multiply(device, x, w, bias, y, launch);
+}
+
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+                   const MatrixView& y, const Launch& launch) {
+  check::binary_linear(x, w, bias, y);
+  check_extents(x.rows, w);
+  if (x.rows == 0 || w.n == 0) return;
+  const std::size_t needed = linear_workspace_bytes(x.rows, x.cols);
+  if (launch.workspace.data == nullptr || launch.workspace.bytes < needed) {
+    throw std::invalid_argument(
+        "binary_gemm: binary_linear of M = " + std::to_string(x.rows) +
+        ", K = " + std::to_string(x.cols) + " needs a workspace of " + std::to_string(needed) +
+        " bytes, but has " +
+        std::to_string(launch.workspace.data == nullptr ? 0 : launch.workspace.bytes));
+  }
+  const std::int64_t stride = aligned(x.cols);
+  auto* values = static_cast<std::int8_t*>(launch.workspace.data);
+  auto* scales = reinterpret_cast<float*>(values + x.rows * stride);
+  const MutableActivationView q{values, scales, x.rows, x.cols, stride, 0, 0};
+  check::quantize_activation(x, q);  // the workspace's alignment, and that it overlaps nothing
+  check::binary_gemm(q, w, bias, y);
+  const Device& device = prepared_device(device_of("y", y.data, current_device()));
+  check_device("workspace", launch.workspace.data, device);
+  check_device("x", x.cols > 0 ? x.data : y.data, device);
+  check_devices(device, q, w, bias, y);
+  const DeviceGuard guard(device.index);
+  launch_quantize(device, x, q, launch);
+  multiply(device, q, w, bias, y, launch);
+}
+
+}  // namespace cuda
+}  // namespace binary_gemm

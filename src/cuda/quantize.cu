@@ -1,0 +1,56 @@
+#include "binary_gemm/kernels/quantize.cuh"
+
+#include <stdexcept>
+#include <string>
+
+#include "check.h"
+#include "launch.h"
+
+namespace binary_gemm {
+namespace cuda {
+
+void launch_quantize(const Device& device, const ConstMatrixView& x, const MutableActivationView& q,
+                     const Launch& launch) {
+  const std::int64_t element = size_of(x.type);
+  kernels::QuantizeParams params{};
+  params.x = static_cast<const char*>(x.data) + x.offset * element;
+  params.x_stride = x.row_stride;
+  params.q = q.values + q.offset;
+  params.q_stride = q.row_stride;
+  params.scales = q.scales + q.scales_offset;
+  params.k = x.cols;
+  params.vectorized = reinterpret_cast<std::uintptr_t>(params.x) % 16 == 0 &&
+                      x.row_stride * element % 16 == 0 &&
+                      reinterpret_cast<std::uintptr_t>(params.q) % 8 == 0 &&
+                      q.row_stride % 8 == 0 && x.cols % kernels::kQuantizeVector == 0;
+  const void* kernel = x.type == DataType::kFloat32
+                           ? reinterpret_cast<const void*>(&kernels::quantize_rows<float>)
+                       : x.type == DataType::kFloat16
+                           ? reinterpret_cast<const void*>(&kernels::quantize_rows<__half>)
+                           : reinterpret_cast<const void*>(&kernels::quantize_rows<__nv_bfloat16>);
+  void* arguments[] = {&params};
+  launch_kernel(device, kernel, dim3(static_cast<unsigned>(x.rows)),
+                dim3(kernels::kQuantizeThreads), 0, launch, arguments);
+}
+
+void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,
+                         const Launch& launch) {
+  check::quantize_activation(x, q);
+  if (x.rows == 0) return;
+  if (x.rows > INT32_MAX) {
+    throw std::invalid_argument("binary_gemm: M = " + std::to_string(x.rows) + " must be at most " +
+                                std::to_string(INT32_MAX) + " on CUDA");
+  }
+  int current = 0;
+  BINARY_GEMM_CUDA(cudaGetDevice(&current));
+  const Device& device = prepared_device(device_of("activation scales", q.scales, current));
+  if (x.cols > 0) {
+    check_device("x", x.data, device);
+    check_device("activation values", q.values, device);
+  }
+  const DeviceGuard guard(device.index);
+  launch_quantize(device, x, q, launch);
+}
+
+}  // namespace cuda
+}  // namespace binary_gemm

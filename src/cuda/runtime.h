@@ -1,0 +1,46 @@
+#pragma once
+
+/// What the CUDA launch layer needs of the runtime: checked calls, the device guard, and what is
+/// known of a device.
+
+#include <cuda_runtime_api.h>
+
+#include "binary_gemm/cuda.h"
+
+namespace binary_gemm {
+namespace cuda {
+
+inline void check_cuda(cudaError_t code, const char* call) {
+  if (code != cudaSuccess) throw CudaError(code, call);
+}
+#define BINARY_GEMM_CUDA(call) ::binary_gemm::cuda::check_cuda((call), #call)
+
+/// Makes a device current for a scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+/// A prepared device.
+struct Device {
+  int index;
+  int architecture;  ///< of the compiled code that runs on it, as in 90
+  int shared_limit;  ///< bytes of shared memory a CTA may have
+};
+
+/// Prepares `device` on first use.
+const Device& prepared_device(int device);
+
+/// The device of a pointer that its kernels will read or write. Throws std::invalid_argument unless
+/// it is device, managed or pinned host memory; pinned host memory gives `fallback`.
+int device_of(const char* name, const void* pointer, int fallback);
+
+}  // namespace cuda
+}  // namespace binary_gemm
