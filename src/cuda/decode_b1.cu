@@ -7,18 +7,26 @@ namespace cuda {
 namespace {
 
 template <int kTokens, int kGroup>
-DecodeLaunch plan(DecodeShape& shape) {
+DecodeLaunch plan(const DecodeShape& shape) {
   using Plan = kernels::DecodeB1<kTokens, kGroup>;
+  static_assert(Plan::kRows == kDecodeB1Rows, "");
+  const std::int64_t slices = (shape.k + kSliceK - 1) / kSliceK;
   const int warps = Plan::warps(shape.k, shape.shared_limit);
-  shape.engine = shape.engine && warps >= (shape.k + kSliceK - 1) / kSliceK;
-  const auto kernel = shape.engine ? &kernels::decode_b1<kTokens, kGroup, true>
-                                   : &kernels::decode_b1<kTokens, kGroup, false>;
-  return {reinterpret_cast<const void*>(kernel), Plan::kRows, static_cast<std::uint32_t>(warps),
-          static_cast<std::uint32_t>(Plan::shared_bytes(warps))};
+  DecodeLaunch launch;
+  launch.engine = shape.engine && warps >= slices;
+  const auto kernel = launch.engine ? &kernels::decode_b1<kTokens, kGroup, true>
+                                    : &kernels::decode_b1<kTokens, kGroup, false>;
+  launch.kernel = reinterpret_cast<const void*>(kernel);
+  launch.grid = static_cast<std::uint32_t>((shape.n + Plan::kRows - 1) / Plan::kRows);
+  launch.warps = static_cast<std::uint32_t>(warps);
+  launch.shared_bytes = static_cast<std::uint32_t>(Plan::shared_bytes(warps));
+  launch.rows = Plan::kRows;
+  launch.slices = static_cast<std::uint32_t>(slices);
+  return launch;
 }
 
 template <int kGroup>
-DecodeLaunch plan_group(DecodeShape& shape) {
+DecodeLaunch plan_group(const DecodeShape& shape) {
   switch (shape.config.tokens) {
     case 1:
       return plan<1, kGroup>(shape);
@@ -32,7 +40,7 @@ DecodeLaunch plan_group(DecodeShape& shape) {
 
 }  // namespace
 
-DecodeLaunch plan_decode_b1(DecodeShape& shape) {
+DecodeLaunch plan_decode_b1(const DecodeShape& shape) {
   switch (shape.group_size) {
     case 32:
       return plan_group<32>(shape);
@@ -51,7 +59,8 @@ std::vector<const void*> decode_b1_kernels() {
   for (const bool engine : {false, true}) {
     for (const std::int64_t group : {32, 64, 128, 256}) {
       for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
-        DecodeShape shape{{kernels::Family::kDecodeB1, tokens, 0}, kSliceK, group, engine, 1 << 17};
+        const DecodeShape shape{
+            {kernels::Family::kDecodeB1, tokens}, 32, kSliceK, group, engine, 1 << 17, 1};
         all.push_back(plan_decode_b1(shape).kernel);
       }
     }

@@ -1,5 +1,8 @@
 #include "binary_gemm/kernels/decode_s8.cuh"
 
+#include <algorithm>
+#include <cstring>
+
 #include "families.h"
 
 namespace binary_gemm {
@@ -7,28 +10,39 @@ namespace cuda {
 namespace {
 
 template <int kTokens, int kGroup>
-DecodeLaunch plan(DecodeShape& shape) {
+DecodeLaunch plan(const DecodeShape& shape) {
   using Plan = kernels::DecodeS8<kTokens, kGroup>;
-  // Fewer rows a CTA where shared memory is small.
-  int row_warps = 1 << shape.config.row_shift;
-  int slices = Plan::slices(shape.k, row_warps, shape.shared_limit);
-  while (slices == 0 && row_warps > 1) {
-    row_warps /= 2;
-    --shape.config.row_shift;
-    slices = Plan::slices(shape.k, row_warps, shape.shared_limit);
+  static_assert(Plan::kRows == kDecodeS8Rows, "");
+  const typename Plan::Shape cta = Plan::plan(shape.k, shape.engine, shape.shared_limit);
+  if (cta.slices == 0) return {};
+  DecodeLaunch launch;
+  launch.engine = shape.engine;
+  const auto kernel = launch.engine ? &kernels::decode_s8<kTokens, kGroup, true>
+                                    : &kernels::decode_s8<kTokens, kGroup, false>;
+  launch.kernel = reinterpret_cast<const void*>(kernel);
+  // A CTA fills a multiprocessor, so there is one each; more where the sums of several rounds have
+  // to wait in shared memory.
+  const auto blocks = static_cast<std::uint32_t>((shape.n + Plan::kRows - 1) / Plan::kRows);
+  launch.grid = std::min(blocks, static_cast<std::uint32_t>(shape.multiprocessors));
+  if (cta.rounds > 1) {
+    launch.grid =
+        std::max(launch.grid, (blocks + Plan::kMaxSummedBlocks - 1) / Plan::kMaxSummedBlocks);
   }
-  if (slices == 0) return {};
-  shape.engine = shape.engine && slices >= (shape.k + kSliceK - 1) / kSliceK;
-  const auto kernel = shape.engine ? &kernels::decode_s8<kTokens, kGroup, true>
-                                   : &kernels::decode_s8<kTokens, kGroup, false>;
-  return {reinterpret_cast<const void*>(kernel),
-          static_cast<std::uint32_t>(Plan::kRows * row_warps),
-          static_cast<std::uint32_t>(slices * row_warps),
-          static_cast<std::uint32_t>(Plan::shared_bytes(slices, row_warps))};
+  launch.warps = static_cast<std::uint32_t>(cta.slices * cta.teams);
+  launch.shared_bytes = static_cast<std::uint32_t>(Plan::shared_bytes(cta));
+  launch.rows = Plan::kRows;
+  launch.slices = static_cast<std::uint32_t>(cta.slices);
+  const kernels::DecodeS8Cut cut{
+      static_cast<std::uint32_t>(cta.slices),      static_cast<std::uint32_t>(cta.rounds),
+      static_cast<std::uint32_t>(cta.teams),       static_cast<std::uint32_t>(cta.stages),
+      static_cast<std::uint32_t>(cta.scale_bytes), blocks};
+  static_assert(sizeof(cut) == sizeof(launch.cut), "");
+  std::memcpy(launch.cut, &cut, sizeof(cut));
+  return launch;
 }
 
 template <int kGroup>
-DecodeLaunch plan_group(DecodeShape& shape) {
+DecodeLaunch plan_group(const DecodeShape& shape) {
   switch (shape.config.tokens) {
     case 8:
       return plan<8, kGroup>(shape);
@@ -42,7 +56,7 @@ DecodeLaunch plan_group(DecodeShape& shape) {
 
 }  // namespace
 
-DecodeLaunch plan_decode_s8(DecodeShape& shape) {
+DecodeLaunch plan_decode_s8(const DecodeShape& shape) {
   switch (shape.group_size) {
     case 32:
       return plan_group<32>(shape);
@@ -61,7 +75,8 @@ std::vector<const void*> decode_s8_kernels() {
   for (const bool engine : {false, true}) {
     for (const std::int64_t group : {32, 64, 128, 256}) {
       for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}, std::uint8_t{32}}) {
-        DecodeShape shape{{kernels::Family::kDecodeS8, tokens, 0}, kSliceK, group, engine, 1 << 17};
+        const DecodeShape shape{
+            {kernels::Family::kDecodeS8, tokens}, 16, kSliceK, group, engine, 1 << 17, 1};
         all.push_back(plan_decode_s8(shape).kernel);
       }
     }

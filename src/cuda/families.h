@@ -13,25 +13,36 @@
 namespace binary_gemm {
 namespace cuda {
 
-/// How a decode kernel is launched.
-struct DecodeLaunch {
-  const void* kernel = nullptr;  ///< null if the family can't take the shape
-  std::uint32_t rows = 0;        ///< of W, a CTA
-  std::uint32_t warps = 0;       ///< of a CTA: block (32, warps)
-  std::uint32_t shared_bytes = 0;
-};
-
+/// The product as a decode family sees it.
 struct DecodeShape {
   kernels::KernelConfig config;
+  std::int64_t n;
   std::int64_t k;
   std::int64_t group_size;
-  bool engine;  ///< the copy engine can read the weights; the family may still not use it
+  bool engine;  ///< the copy engine can read the weights
   int shared_limit;
+  int multiprocessors;
 };
 
-/// `engine` in the shape is cleared if the plan does not use it.
-DecodeLaunch plan_decode_b1(DecodeShape& shape);
-DecodeLaunch plan_decode_s8(DecodeShape& shape);
+/// How a decode kernel is launched. Its arguments are GemmParams, the tensor map of the bits and,
+/// for decode_s8, the cut.
+struct DecodeLaunch {
+  const void* kernel = nullptr;  ///< null if the family has none for the shape
+  std::uint32_t grid = 0;
+  std::uint32_t warps = 0;  ///< of a CTA: block (32, warps)
+  std::uint32_t shared_bytes = 0;
+  bool engine = false;        ///< the kernel uses the copy engine, with boxes of
+  std::uint32_t rows = 0;     ///< this many rows
+  std::uint32_t slices = 0;   ///< by this many slices
+  std::uint32_t cut[6] = {};  ///< kernels::DecodeS8Cut
+};
+
+DecodeLaunch plan_decode_b1(const DecodeShape& shape);
+DecodeLaunch plan_decode_s8(const DecodeShape& shape);
+
+/// Rows of W in a block of the family: what the copy engine fetches at once.
+inline constexpr std::uint32_t kDecodeB1Rows = 32;
+inline constexpr std::uint32_t kDecodeS8Rows = 16;
 
 /// Every kernel of the family, for attributes.
 std::vector<const void*> decode_b1_kernels();

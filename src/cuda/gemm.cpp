@@ -62,11 +62,11 @@ decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 }
 
 // The bits as a tensor (word of a line, row, slice): see kernels/weight_tile.cuh.
-CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows) {
+CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows, std::uint32_t slices) {
   CUtensorMap map;
   const cuuint64_t sizes[3] = {kSliceK / 32, params.n, params.slices};
   const cuuint64_t strides[2] = {cuuint64_t{params.bits_stride} * 4, kSliceK / 8};  // bytes
-  const cuuint32_t box[3] = {kSliceK / 32, rows, params.slices};
+  const cuuint32_t box[3] = {kSliceK / 32, rows, slices};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult result = tensor_map_encoder()(
       &map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, const_cast<std::uint32_t*>(params.bits), sizes,
@@ -111,10 +111,6 @@ bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64
          params.n % rows * row_scale_bytes % 16 == 0 && tensor_map_encoder() != nullptr;
 }
 
-DecodeLaunch plan_decode(DecodeShape& shape) {
-  return shape.config.family == Family::kDecodeB1 ? plan_decode_b1(shape) : plan_decode_s8(shape);
-}
-
 KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m) {
   switch (kernel) {
     case Kernel::kDecodeB1:
@@ -141,23 +137,29 @@ bool can_run(const Device& device, Kernel kernel, std::int64_t m) {
 // Launches the product of at most max_tokens tokens.
 void launch_decode(const Device& device, GemmParams params, std::int64_t group_size,
                    const KernelConfig& config, const Launch& launch) {
-  DecodeShape shape{config, params.k, group_size, false, device.shared_limit};
-  // Rows of the CTA are needed to know whether the engine can fetch them.
-  DecodeLaunch plan = plan_decode(shape);
-  shape.engine = engine_can_fetch(device, params, group_size, plan.rows);
-  if (shape.engine) plan = plan_decode(shape);
+  const bool b1 = config.family == Family::kDecodeB1;
+  const DecodeShape shape{
+      config,
+      params.n,
+      params.k,
+      group_size,
+      engine_can_fetch(device, params, group_size, b1 ? kDecodeB1Rows : kDecodeS8Rows),
+      device.shared_limit,
+      device.multiprocessors};
+  DecodeLaunch plan = b1 ? plan_decode_b1(shape) : plan_decode_s8(shape);
   if (plan.kernel == nullptr) {
-    throw std::invalid_argument(std::string("binary_gemm: ") + kernels::name(config.family) +
-                                " has no kernel for " + std::to_string(config.tokens) +
-                                " tokens and groups of " + std::to_string(group_size));
+    throw std::invalid_argument(
+        std::string("binary_gemm: ") + kernels::name(config.family) + " has no kernel for " +
+        std::to_string(config.tokens) + " tokens and groups of " + std::to_string(group_size) +
+        " in the " + std::to_string(device.shared_limit) + " bytes of shared memory of device " +
+        std::to_string(device.index));
   }
   params.dependent = launch.programmatic;
   CUtensorMap map{};
-  if (shape.engine) map = bits_tensor_map(params, plan.rows);
-  unsigned row_shift = shape.config.row_shift;
-  void* arguments[] = {&params, &map, &row_shift};  // decode_b1 takes the first two
-  launch_kernel(device, plan.kernel, dim3((params.n + plan.rows - 1) / plan.rows),
-                dim3(kernels::kWarpSize, plan.warps), plan.shared_bytes, launch, arguments);
+  if (plan.engine) map = bits_tensor_map(params, plan.rows, plan.slices);
+  void* arguments[] = {&params, &map, plan.cut};  // decode_b1 takes the first two
+  launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(kernels::kWarpSize, plan.warps),
+                plan.shared_bytes, launch, arguments);
 }
 
 void check_devices(const Device& device, const ActivationView& x, const WeightView& w,

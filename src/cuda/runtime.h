@@ -33,6 +33,7 @@ struct Device {
   int index;
   int architecture;  ///< of the compiled code that runs on it, as in 90
   int shared_limit;  ///< bytes of shared memory a CTA may have
+  int multiprocessors;
 };
 
 /// Prepares `device` on first use.

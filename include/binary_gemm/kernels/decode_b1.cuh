@@ -34,7 +34,7 @@ namespace kernels {
 /// The shapes and the shared-memory plan of decode_b1, for host and device.
 template <int kTokens, int kGroup>
 struct DecodeB1 {
-  using Tile = WeightTilePlan<kGroup>;
+  using Tile = WeightTilePlan<32, kGroup>;
   static constexpr int kRows = Tile::kRows;                 ///< of W, a CTA
   static constexpr int kTiles = 2;                          ///< of 16 rows: an A fragment
   static constexpr int kMaxWarps = kTokens == 1 ? 32 : 20;  ///< by registers: 64, or 96 a thread
@@ -47,12 +47,14 @@ struct DecodeB1 {
   static constexpr int kKeptBytes = kPartialOffset + kTokens * kRows * 4;
   static constexpr int kWarpBytes = Tile::kBitsBytes + Tile::kScaleBytes + kKeptBytes;
 
-  static constexpr int shared_bytes(int warps) { return warps * kWarpBytes + TileBarriers::kBytes; }
+  static constexpr int kBarrierBytes = 16;  ///< scales, bits
+
+  static constexpr int shared_bytes(int warps) { return warps * kWarpBytes + kBarrierBytes; }
 
   /// Warps of a CTA for `k` weights a row: one for each slice, or equal rounds of as many as
   /// `shared_limit` bytes hold; at least one for each token, to add and write its y.
   static constexpr int warps(std::int64_t k, int shared_limit) {
-    const std::int64_t fitting = (shared_limit - TileBarriers::kBytes) / kWarpBytes;
+    const std::int64_t fitting = (shared_limit - kBarrierBytes) / kWarpBytes;
     const std::int64_t most = fitting < kMaxWarps ? fitting : kMaxWarps;
     const std::int64_t slices = k > 0 ? (k + kSliceK - 1) / kSliceK : 1;
     const std::int64_t rounds = (slices + most - 1) / most;
@@ -63,10 +65,10 @@ struct DecodeB1 {
 
 /// One warp's work on one slice.
 template <int kTokens, int kGroup>
-struct DecodeB1Warp : WeightTile<kGroup> {
+struct DecodeB1Warp : WeightTile<32, kGroup> {
   using Plan = DecodeB1<kTokens, kGroup>;
-  using Tile = WeightTile<kGroup>;
-  using TilePlan = WeightTilePlan<kGroup>;
+  using Tile = WeightTile<32, kGroup>;
+  using TilePlan = WeightTilePlan<32, kGroup>;
   using Tile::g, Tile::t, Tile::lane, Tile::params, Tile::own_row, Tile::mantissa_row,
       Tile::line_column, Tile::mantissas;
 
@@ -262,14 +264,14 @@ struct DecodeB1Warp : WeightTile<kGroup> {
 #define BG_TS(i)
 #endif
 /// Grid: CTAs of 32 rows of W in x. Block: (32, DecodeB1::warps). Dynamic shared memory:
-/// DecodeB1::shared_bytes. With kEngine the copy engine fetches the weights: see TileBarriers; all
-/// slices have a warp.
+/// DecodeB1::shared_bytes. With kEngine the copy engine fetches the weights (see weight_tile.cuh):
+/// all slices have a warp.
 template <int kTokens, int kGroup, bool kEngine>
 __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSize)
     decode_b1(const __grid_constant__ GemmParams params,
               const __grid_constant__ CUtensorMap bits_map) {
   using Plan = DecodeB1<kTokens, kGroup>;
-  using TilePlan = WeightTilePlan<kGroup>;
+  using TilePlan = WeightTilePlan<32, kGroup>;
   extern __shared__ __align__(1024) char shared[];
   const unsigned lane = threadIdx.x;
   const unsigned warp = threadIdx.y;
@@ -279,10 +281,15 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   BG_TS(0);
   char* scales = shared + warps * TilePlan::kBitsBytes;
   char* kept = scales + warps * TilePlan::kScaleBytes;
-  const TileBarriers barriers(ptx::shared_address(shared) + warps * Plan::kWarpBytes);
+  const std::uint32_t scales_barrier = ptx::shared_address(shared) + warps * Plan::kWarpBytes;
+  const std::uint32_t bits_barrier = scales_barrier + 8;
 #if __CUDA_ARCH__ >= 900
   if (kEngine && warp == 0 && lane == 0) {
-    barriers.fetch(params, bits_map, n0, Plan::kRows, shared, scales);
+    ptx::mbarrier_init(scales_barrier, 1);
+    ptx::mbarrier_init(bits_barrier, 1);
+    ptx::fence_mbarrier_init();
+    fetch_scales_by_engine(params, n0, Plan::kRows, scales, scales_barrier);
+    fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, slices, shared, bits_barrier);
   }
   __syncwarp();
 #endif
@@ -298,7 +305,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   if (early) {
     __syncthreads();  // the barriers are ready
     if (warp < slices) {
-      TileBarriers::wait(barriers.scales);
+      wait_for_barrier(scales_barrier, 0);
       unit = work.make_mantissas();
     }
   }
@@ -329,7 +336,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     if (kEngine && !early) __syncthreads();  // the barriers are ready
     if (busy) {
       if (!early) {
-        if (kEngine) TileBarriers::wait(barriers.scales);
+        if (kEngine) wait_for_barrier(scales_barrier, 0);
         unit = work.make_mantissas();
       }
       __syncwarp();
@@ -337,7 +344,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
       work.load_operand(x);
       BG_TS(4);
       if (kEngine) {
-        TileBarriers::wait(barriers.bits);
+        wait_for_barrier(bits_barrier, 0);
       } else {
         ptx::cp_async_wait<0>();
         __syncwarp();

@@ -8,18 +8,19 @@
 /// word's half at byte i of register j (expand_signs), the bytes of x take the same places on their
 /// way to shared memory.
 ///
-/// A CTA computes 32, 64 or 128 rows of W, the same for all slices of K (1024 weights: a 128-byte
-/// line of each row), in rounds where K has more slices than fit. Each warp has 32 rows and one
-/// slice:
-///   1. all weights and scales of the CTA are fetched at once, by the copy engine on Hopper, else
-///   by
-///      cp.async;
-///   2. meanwhile the warps of a slice put its x in shared memory;
-///   3. a warp turns its rows' scales into mantissas, a row a lane;
-///   4. for each group it multiplies, and adds mantissa · dot to int32 sums: lane (g, t) = (lane /
+/// A CTA has several teams of warps, which share its x; a warp of a team has one slice of K (1024
+/// weights: a 128-byte line of a row), or one a round where K has more slices than a team has
+/// warps. The CTA's blocks of 16 rows of W go round the teams. For each block
+///   1. weights and scales are fetched blocks ahead, to a ring of stages, by the copy engine
+///   (Hopper);
+///      or when they are needed, by cp.async;
+///   2. a warp turns the rows' scales into mantissas, a row a lane;
+///   3. for each group it multiplies, and adds mantissa · dot to int32 sums: lane (g, t) = (lane /
 ///   4,
-///      lane % 4) has rows g + 8i and tokens 2t, 2t + 1 of every 8;
-///   5. slice sums, rounded once, meet in shared memory and are added in order.
+///      lane % 4) has rows g and g + 8 and tokens 2t, 2t + 1 of every 8;
+///   4. slice sums, rounded once, meet in shared memory; the team adds them in order.
+/// x is put in shared memory once a round. Only that depends on an earlier kernel, so with
+/// programmatic dependent launch the first weights are there before the wait.
 
 #include "binary_gemm/kernels/epilogue.cuh"
 #include "binary_gemm/kernels/params.cuh"
@@ -70,75 +71,95 @@ __device__ inline void permute_as_signs(std::uint32_t (&words)[8]) {
 /// The shapes and the shared-memory plan of decode_s8, for host and device.
 template <int kTokens, int kGroup>
 struct DecodeS8 {
-  using Tile = WeightTilePlan<kGroup>;
+  using Tile = WeightTilePlan<16, kGroup>;
   static_assert(kTokens % 8 == 0, "a product has 8 tokens");
   static constexpr int kTokenTiles = kTokens / 8;
-  static constexpr int kRows = Tile::kRows;  ///< of W, a warp
-  static constexpr int kRowTiles = kRows / 16;
-  static constexpr int kMaxWarps = 20;  ///< by registers: 96 a thread
+  static constexpr int kRows = Tile::kRows;  ///< of W, a block
+  static constexpr int kMaxWarps = 20;
+  static constexpr int kMaxTeams = 4;
+  static constexpr int kMaxStages = 12;
+  /// Blocks a CTA may have if K takes several rounds: their sums wait in shared memory.
+  static constexpr int kMaxSummedBlocks = 4;
 
-  // Shared memory beside the weights: a warp's mantissas, units and slice sums; a slice's x, as
-  // [block of 128][half of its words' registers][token][t] of 16 bytes; the sums of earlier rounds;
-  // 16 bytes of zeros.
+  // What a warp keeps in shared memory: mantissas, units, slice sums of two blocks.
   static constexpr int kUnitOffset = Tile::kMantissaBytes;
   static constexpr int kPartialOffset = kUnitOffset + kRows * 4;
-  static constexpr int kPartialStride = kRows + 8;  ///< floats of a token, padded
-  static constexpr int kKeptBytes = kPartialOffset + kTokens * kPartialStride * 4;
-  static constexpr int kWarpBytes = Tile::kBitsBytes + Tile::kScaleBytes + kKeptBytes;
+  static constexpr int kPartialStride = kRows + 4;  ///< floats of a token, padded
+  static constexpr int kPartialBytes = kTokens * kPartialStride * 4;
+  static constexpr int kKeptBytes = kPartialOffset + 2 * kPartialBytes;
+  /// x of a slice, as [block of 128][half of its words' registers][token][t] of 16 bytes.
   static constexpr int kXBytes = kTokens * static_cast<int>(kSliceK);
-  static constexpr int kSumBytes = kTokens * kRows * 4;  ///< for 32 rows
+  static constexpr int kSumBytes = kTokens * kRows * 4;  ///< of a block, between rounds
   static constexpr int kZeroBytes = 16;
+  static constexpr int kBarrierBytes = 8;  ///< a stage
 
-  static constexpr int shared_bytes(int slices, int row_warps) {
-    return slices * (row_warps * kWarpBytes + kXBytes) + row_warps * kSumBytes + kZeroBytes +
-           TileBarriers::kBytes;
+  /// How a CTA is cut; made by plan().
+  struct Shape {
+    int slices;  ///< at once: warps of a team; 0 if nothing fits
+    int rounds;
+    int teams;
+    int stages;
+    int scale_bytes;  ///< of a stage
+  };
+
+  static constexpr int stage_bytes(const Shape& shape) {
+    return shape.slices * Tile::kBitsBytes + shape.scale_bytes + kBarrierBytes;
+  }
+  static constexpr int shared_bytes(const Shape& shape) {
+    return shape.stages * stage_bytes(shape) + shape.teams * shape.slices * kKeptBytes +
+           shape.slices * kXBytes + (shape.rounds > 1 ? kMaxSummedBlocks * kSumBytes : 0) +
+           kZeroBytes;
   }
 
-  /// Slices at once for `k` weights a row and CTAs of `row_warps` times 32 rows: all, or equal
-  /// rounds of as many as `shared_limit` bytes hold.
-  static constexpr int slices(std::int64_t k, int row_warps, int shared_limit) {
-    const std::int64_t by_memory =
-        (shared_limit - shared_bytes(0, row_warps)) / (row_warps * kWarpBytes + kXBytes);
-    const std::int64_t by_warps = kMaxWarps / row_warps;
-    const std::int64_t most = by_memory < by_warps ? by_memory : by_warps;
+  /// The cut for `k` weights a row where a CTA may have `shared_limit` bytes: the fewest rounds
+  /// that leave two stages a team for the copy engine (one, without it).
+  static constexpr Shape plan(std::int64_t k, bool engine, int shared_limit) {
     const std::int64_t all = k > 0 ? (k + kSliceK - 1) / kSliceK : 1;
-    if (most <= 0) return 0;
-    const std::int64_t rounds = (all + most - 1) / most;
-    return static_cast<int>((all + rounds - 1) / rounds);
+    for (std::int64_t rounds = (all + kMaxWarps - 1) / kMaxWarps; rounds <= all; ++rounds) {
+      Shape shape{static_cast<int>((all + rounds - 1) / rounds), static_cast<int>(rounds),
+                  kMaxTeams, 0, 0};
+      // The copy engine brings the scales of all rounds.
+      shape.scale_bytes =
+          kRows * (engine ? static_cast<int>(all) : shape.slices) * Tile::kScales * 2;
+      if (shape.teams * shape.slices > kMaxWarps) shape.teams = kMaxWarps / shape.slices;
+      for (; shape.teams > 0; --shape.teams) {
+        shape.stages = 0;
+        const int left = shared_limit - shared_bytes(shape);
+        const int fitting = left > 0 ? left / stage_bytes(shape) : 0;
+        const int wanted = engine ? 2 * shape.teams : shape.teams;
+        if (fitting < wanted) continue;
+        shape.stages = engine ? (fitting < kMaxStages ? fitting : kMaxStages) : shape.teams;
+        return shape;
+      }
+    }
+    return {};
   }
 };
 
 /// One warp's work on one slice.
 template <int kTokens, int kGroup>
-struct DecodeS8Warp : WeightTile<kGroup> {
+struct DecodeS8Warp : WeightTile<16, kGroup> {
   using Plan = DecodeS8<kTokens, kGroup>;
-  using Tile = WeightTile<kGroup>;
-  using TilePlan = WeightTilePlan<kGroup>;
+  using Tile = WeightTile<16, kGroup>;
+  using TilePlan = WeightTilePlan<16, kGroup>;
   using Tile::g, Tile::t, Tile::lane, Tile::params, Tile::own_row, Tile::mantissa_row,
       Tile::line_column, Tile::mantissas;
 
-  char* x;      ///< the slice's x
+  char* x;      ///< of the slice
   char* zeros;  ///< 16 bytes
 
-  /// Puts tokens first, first + step, ... of the slice in shared memory, zeros past M and K. Loads
-  /// of several tokens are in flight at once.
-  __device__ void store_x(unsigned first, unsigned step) const {
-    constexpr int kAtOnce = 4;
-#pragma unroll 1
-    for (unsigned m0 = first; m0 < kTokens; m0 += kAtOnce * step) {
-      std::uint32_t words[kAtOnce][8];  // word t of block g
-      load_chunks(words, params, m0, step, this->k0() + lane * 32);
+  /// Puts tokens m and m + 1 of the slice in shared memory, zeros past M and K.
+  __device__ void store_x(unsigned m) const {
+    std::uint32_t words[2][8];  // word t of block g
+    load_chunks(words, params, m, 1, this->k0() + lane * 32);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const unsigned m = m0 + i * step;
-        if (m >= kTokens) break;
-        permute_as_signs(words[i]);
+    for (unsigned i = 0; i < 2; ++i) {
+      permute_as_signs(words[i]);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          *reinterpret_cast<uint4*>(x_words(g(), half, m) + t() * 16) =
-              make_uint4(words[i][4 * half], words[i][4 * half + 1], words[i][4 * half + 2],
-                         words[i][4 * half + 3]);
-        }
+      for (unsigned half = 0; half < 2; ++half) {
+        *reinterpret_cast<uint4*>(x_words(g(), half, m + i) + t() * 16) =
+            make_uint4(words[i][4 * half], words[i][4 * half + 1], words[i][4 * half + 2],
+                       words[i][4 * half + 3]);
       }
     }
   }
@@ -146,60 +167,48 @@ struct DecodeS8Warp : WeightTile<kGroup> {
   /// Keeps the unit of row own_row() for the warp.
   __device__ void store_unit(const SliceUnit& unit) const { units()[own_row()] = unit.unit; }
 
-  /// The slice sums of all rows and tokens, rounded, to shared memory.
-  __device__ void multiply() const {
-    std::int32_t acc[Plan::kRowTiles][Plan::kTokenTiles][4] =
-        {};  // C fragments of Σ mantissa · dot
-             // Not unrolled further: registers.
+  /// The slice sums of all rows and tokens, rounded, to `partial`.
+  __device__ void multiply(float* partial) const {
+    std::int32_t acc[Plan::kTokenTiles][4] = {};  // C fragments of Σ mantissa · dot
+                                                  // Not unrolled further: registers.
 #pragma unroll 1
     for (int two = 0; two < TilePlan::kBlocks / 2; ++two) {
       // A words of blocks 2·two and 2·two + 1: word t of rows g and g + 8.
-      std::uint32_t a[Plan::kRowTiles][4];
-#pragma unroll
-      for (int tile = 0; tile < Plan::kRowTiles; ++tile) {
-        ptx::ldmatrix_x4(
-            a[tile], ptx::shared_address(line_column(tile * 16 + lane % 16, 2 * two + lane / 16)));
-      }
+      std::uint32_t a[4];
+      ptx::ldmatrix_x4(a, ptx::shared_address(line_column(lane % 16, 2 * two + lane / 16)));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int block = 2 * two + i;
-        std::uint32_t signs[Plan::kRowTiles][2][8];
-#pragma unroll
-        for (int tile = 0; tile < Plan::kRowTiles; ++tile) {
-          expand_signs(a[tile][2 * i], signs[tile][0]);
-          expand_signs(a[tile][2 * i + 1], signs[tile][1]);
-        }
+        std::uint32_t signs[2][8];
+        expand_signs(a[2 * i], signs[0]);
+        expand_signs(a[2 * i + 1], signs[1]);
 #pragma unroll
         for (int part = 0; part < TilePlan::kDotsPerBlock; ++part) {
-          multiply_group(block, part, signs, acc);
+          multiply_group(2 * two + i, part, signs, acc);
         }
       }
     }
 #pragma unroll
-    for (int tile = 0; tile < Plan::kRowTiles; ++tile) {
+    for (int i = 0; i < 2; ++i) {
+      const unsigned row = i * 8 + g();
+      const float unit = units()[row];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const unsigned row = tile * 16 + i * 8 + g();
-        const float unit = units()[row];
+      for (int tokens = 0; tokens < Plan::kTokenTiles; ++tokens) {
 #pragma unroll
-        for (int tokens = 0; tokens < Plan::kTokenTiles; ++tokens) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            partial(tokens * 8 + 2 * t() + j)[row] =
-                __fmul_rn(static_cast<float>(acc[tile][tokens][2 * i + j]), unit);
-          }
+        for (int j = 0; j < 2; ++j) {
+          partial[(tokens * 8 + 2 * t() + j) * Plan::kPartialStride + row] =
+              __fmul_rn(static_cast<float>(acc[tokens][2 * i + j]), unit);
         }
       }
     }
   }
 
   /// Replaces the slice sums of wide rows. Right rather than fast: lane i has word i.
-  __device__ void wide_sums(bool narrow) const {
-    std::uint32_t wide = __ballot_sync(0xffffffffu, !narrow);
+  __device__ void wide_sums(bool narrow, float* partial) const {
+    std::uint32_t wide =
+        __ballot_sync(0xffffffffu, !narrow) & 0xffffu;  // lanes 16 on repeat the rows
 #pragma unroll 1
     for (; wide != 0; wide &= wide - 1) {
-      const int owner = __ffs(static_cast<int>(wide)) - 1;
-      const unsigned row = __shfl_sync(0xffffffffu, own_row(), owner);
+      const unsigned row = static_cast<unsigned>(__ffs(static_cast<int>(wide)) - 1);
       const __half* scales = this->global_scales(row);
       std::uint32_t signs[8];
       expand_signs(
@@ -209,12 +218,12 @@ struct DecodeS8Warp : WeightTile<kGroup> {
       for (unsigned m = 0; m < kTokens; ++m) {
         std::int32_t dot = 0;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (unsigned j = 0; j < 8; ++j) {
           const char* words = x_words(g(), j / 4, m) + t() * 16;
           dot = ptx::dp4a(signs[j], reinterpret_cast<const std::uint32_t*>(words)[j % 4], dot);
         }
         const float sum = wide_sum<kGroup>(dot, scales, this->groups());
-        if (lane == static_cast<unsigned>(owner)) partial(m)[row] = sum;
+        if (lane == 0) partial[m * Plan::kPartialStride + row] = sum;
       }
     }
   }
@@ -229,24 +238,16 @@ struct DecodeS8Warp : WeightTile<kGroup> {
     return reinterpret_cast<float*>(mantissas + Plan::kUnitOffset);
   }
 
-  __device__ float* partial(unsigned m) const {
-    return reinterpret_cast<float*>(mantissas + Plan::kPartialOffset) + m * Plan::kPartialStride;
-  }
-
   /// acc += mantissa · dot for one group: words kGroup / 32 · part and on of the block.
-  __device__ void multiply_group(int block, int part,
-                                 const std::uint32_t (&signs)[Plan::kRowTiles][2][8],
-                                 std::int32_t (&acc)[Plan::kRowTiles][Plan::kTokenTiles][4]) const {
+  __device__ void multiply_group(int block, int part, const std::uint32_t (&signs)[2][8],
+                                 std::int32_t (&acc)[Plan::kTokenTiles][4]) const {
     // Smaller groups: lanes that hold other groups' words multiply by zeros.
     const bool used = kGroup >= 128 || t() / (kGroup / 32) == static_cast<unsigned>(part);
-    std::int32_t mantissa[Plan::kRowTiles][2];
+    std::int32_t mantissa[2];
 #pragma unroll
-    for (int tile = 0; tile < Plan::kRowTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        mantissa[tile][i] = reinterpret_cast<const std::int16_t*>(
-            mantissa_row(tile * 16 + i * 8 + g()))[block * TilePlan::kDotsPerBlock + part];
-      }
+    for (int i = 0; i < 2; ++i) {
+      mantissa[i] = reinterpret_cast<const std::int16_t*>(
+          mantissa_row(i * 8 + g()))[block * TilePlan::kDotsPerBlock + part];
     }
 #pragma unroll
     for (int tokens = 0; tokens < Plan::kTokenTiles; ++tokens) {
@@ -256,50 +257,75 @@ struct DecodeS8Warp : WeightTile<kGroup> {
         Tile::load_4_words(&b[4 * half],
                            used ? x_words(block, half, tokens * 8 + g()) + t() * 16 : zeros);
       }
+      std::int32_t dot[4] = {};
 #pragma unroll
-      for (int tile = 0; tile < Plan::kRowTiles; ++tile) {
-        std::int32_t dot[4] = {};
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-          const std::uint32_t fragment[4] = {signs[tile][0][2 * step], signs[tile][1][2 * step],
-                                             signs[tile][0][2 * step + 1],
-                                             signs[tile][1][2 * step + 1]};
-          ptx::mma_s8_m16n8k32(dot, fragment, b[2 * step], b[2 * step + 1]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[tile][tokens][i] += mantissa[tile][i / 2] * dot[i];
+      for (int step = 0; step < 4; ++step) {
+        const std::uint32_t fragment[4] = {signs[0][2 * step], signs[1][2 * step],
+                                           signs[0][2 * step + 1], signs[1][2 * step + 1]};
+        ptx::mma_s8_m16n8k32(dot, fragment, b[2 * step], b[2 * step + 1]);
       }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[tokens][i] += mantissa[i / 2] * dot[i];
     }
   }
 };
 
-/// Grid: CTAs of 32 · 2^row_shift rows of W in x. Block: (32, slices · 2^row_shift), slices from
-/// DecodeS8::slices. Dynamic shared memory: DecodeS8::shared_bytes. With kEngine the copy engine
-/// fetches the weights: see TileBarriers; all slices have warps.
+/// How a CTA is cut: DecodeS8::Shape, and the number of blocks of 16 rows in N.
+struct DecodeS8Cut {
+  std::uint32_t slices;
+  std::uint32_t rounds;
+  std::uint32_t teams;
+  std::uint32_t stages;
+  std::uint32_t scale_bytes;
+  std::uint32_t blocks;
+};
+
+/// Grid: any number of CTAs in x, but if there are several rounds so many that none has more than
+/// kMaxSummedBlocks blocks; CTA i has blocks i, i + gridDim.x, ... Block: (32, slices · teams).
+/// Dynamic shared memory: DecodeS8::shared_bytes. With kEngine the copy engine fetches the weights
+/// (see weight_tile.cuh).
 template <int kTokens, int kGroup, bool kEngine>
 __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSize, 1)
     decode_s8(const __grid_constant__ GemmParams params,
-              const __grid_constant__ CUtensorMap bits_map, unsigned row_shift) {
+              const __grid_constant__ CUtensorMap bits_map,
+              const __grid_constant__ DecodeS8Cut cut) {
   using Plan = DecodeS8<kTokens, kGroup>;
-  using TilePlan = WeightTilePlan<kGroup>;
+  using TilePlan = WeightTilePlan<16, kGroup>;
   extern __shared__ __align__(1024) char shared[];
   const unsigned lane = threadIdx.x;
   const unsigned warp = threadIdx.y;
   const unsigned warps = blockDim.y;
-  const unsigned row_warps = 1u << row_shift;
-  const unsigned at_once = warps >> row_shift;  // slices
-  const unsigned slices = params.slices;
-  const unsigned rows = Plan::kRows << row_shift;
-  const unsigned n0 = blockIdx.x * rows;
-  char* scales = shared + warps * TilePlan::kBitsBytes;
-  char* kept = scales + warps * TilePlan::kScaleBytes;
+  // Stages of bits, stages of scales, what warps keep, x, sums between rounds, zeros, barriers.
+  const unsigned bits_bytes = cut.slices * TilePlan::kBitsBytes;
+  char* scales = shared + cut.stages * bits_bytes;
+  char* kept = scales + cut.stages * cut.scale_bytes;
   char* x = kept + warps * Plan::kKeptBytes;
-  float* earlier = reinterpret_cast<float*>(x + at_once * Plan::kXBytes);
-  char* zeros = x + at_once * Plan::kXBytes + (Plan::kSumBytes << row_shift);
-  const TileBarriers barriers(ptx::shared_address(zeros) + Plan::kZeroBytes);
+  float* sums = reinterpret_cast<float*>(x + cut.slices * Plan::kXBytes);
+  char* zeros = reinterpret_cast<char*>(sums) +
+                (cut.rounds > 1 ? Plan::kMaxSummedBlocks * Plan::kSumBytes : 0);
+  const std::uint32_t barriers = ptx::shared_address(zeros) + Plan::kZeroBytes;
+
+  // Items are (round, block) pairs of the CTA, rounds outermost: item i is in stage i % stages.
+  const unsigned own_blocks = (cut.blocks - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  const unsigned items = own_blocks * cut.rounds;
+  const auto fetch = [&](unsigned item, unsigned stage) {
+#if __CUDA_ARCH__ >= 900
+    const unsigned round = cut.rounds == 1 ? 0 : item / own_blocks;
+    const unsigned n0 = (blockIdx.x + (item - round * own_blocks) * gridDim.x) * Plan::kRows;
+    // Two arrivals complete the phase: one with the scales' bytes, one with the bits'.
+    fetch_scales_by_engine(params, n0, Plan::kRows, scales + stage * cut.scale_bytes,
+                           barriers + stage * 8);
+    fetch_bits_by_engine(bits_map, n0, Plan::kRows, round * cut.slices, cut.slices,
+                         shared + stage * bits_bytes, barriers + stage * 8);
+#endif
+  };
 #if __CUDA_ARCH__ >= 900
   if (kEngine && warp == 0 && lane == 0) {
-    barriers.fetch(params, bits_map, n0, rows, shared, scales);
+#pragma unroll 1
+    for (unsigned i = 0; i < cut.stages; ++i) ptx::mbarrier_init(barriers + i * 8, 2);
+    ptx::fence_mbarrier_init();
+#pragma unroll 1
+    for (unsigned i = 0; i < min(cut.stages, items); ++i) fetch(i, i);
   }
   __syncwarp();
 #endif
@@ -308,80 +334,93 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
     reinterpret_cast<std::uint32_t*>(zeros)[lane] = 0;
   }
 
-  // Warps of a slice are neighbours; so are the lines of their rows.
-  const unsigned slice = warp >> row_shift;
-  const unsigned row_warp = warp & (row_warps - 1);
-  const unsigned stride = kEngine ? params.scales_stride * 2 : at_once * TilePlan::kScales * 2;
+  const unsigned team = warp / cut.slices;
+  const unsigned slice = warp - team * cut.slices;  // of the round
   DecodeS8Warp<kTokens, kGroup> work{
-      {params, shared + warp * TilePlan::kBitsBytes,
-       scales + row_warp * Plan::kRows * stride + slice * TilePlan::kScales * 2, stride,
-       kept + warp * Plan::kKeptBytes, n0 + row_warp * Plan::kRows, slice, lane},
-      x + slice * Plan::kXBytes,
+      {params, nullptr, nullptr,
+       kEngine ? params.scales_stride * 2 : cut.slices * TilePlan::kScales * 2,
+       kept + warp * Plan::kKeptBytes, 0, slice, lane},
+      nullptr,
       zeros};
-  SliceUnit unit{};
-  const bool early = kEngine && params.dependent;  // mantissas before the wait
-  if (early) {
-    __syncthreads();  // the barriers are ready
-    TileBarriers::wait(barriers.scales);
-    unit = work.make_mantissas();
-    work.store_unit(unit);
-  }
+  float* partial = reinterpret_cast<float*>(work.mantissas + Plan::kPartialOffset);
+  // The slice sums of the team's first warp; the next warps' follow kKeptBytes apart.
+  const float* team_partial = reinterpret_cast<const float*>(
+      kept + team * cut.slices * Plan::kKeptBytes + Plan::kPartialOffset);
+  const unsigned team_thread = slice * kWarpSize + lane;
+  const unsigned team_threads = cut.slices * kWarpSize;
+  unsigned half = 0;  // of the two blocks' slice sums
+  unsigned item = team, stage = team, parity = 0;
   ptx::wait_for_dependencies();
 
-  // Elements (m, row) of the CTA's y are thread, thread + threads, ...
-  const unsigned thread = warp * kWarpSize + lane;
-  const unsigned threads = warps * kWarpSize;
-  for (unsigned first = 0;; first += at_once) {
-    work.slice = first + slice;
-    const bool busy = work.slice < slices;
-    if (busy) {
-      if (!kEngine) {
+#pragma unroll 1
+  for (unsigned round = 0; round < cut.rounds; ++round) {
+    if (round > 0)
+      __syncthreads();  // nobody reads the last round's x
+                        // Pairs of tokens of a slice go round all warps.
+#pragma unroll 1
+    for (unsigned i = warp; i < cut.slices * (kTokens / 2); i += warps) {
+      const unsigned s = i / (kTokens / 2);
+      work.slice = round * cut.slices + s;
+      work.x = x + s * Plan::kXBytes;
+      work.store_x(i % (kTokens / 2) * 2);
+    }
+    work.slice = round * cut.slices + slice;
+    work.x = x + slice * Plan::kXBytes;
+    const bool busy = work.slice < params.slices;
+    const unsigned scale_slice = kEngine ? work.slice : slice;
+    __syncthreads();  // x, and the barriers, are ready
+
+#pragma unroll 1
+    for (; item < (round + 1) * own_blocks; item += cut.teams) {
+      const unsigned own_block = item - round * own_blocks;
+      const unsigned block = blockIdx.x + own_block * gridDim.x;
+      work.n0 = block * Plan::kRows;
+      work.bits = shared + stage * bits_bytes + slice * TilePlan::kBitsBytes;
+      work.scales = scales + stage * cut.scale_bytes + scale_slice * TilePlan::kScales * 2;
+      if (kEngine) {
+        wait_for_barrier(barriers + stage * 8, parity);
+      } else if (busy) {
         work.fetch_bits();
         work.fetch_scales();
       }
-      work.store_x(row_warp, row_warps);
-    }
-    __syncthreads();  // x, and the barriers, are ready
-    if (busy) {
-      if (!early) {
-        if (kEngine) TileBarriers::wait(barriers.scales);
-        unit = work.make_mantissas();
-        work.store_unit(unit);
-      }
-      if (kEngine) {
-        TileBarriers::wait(barriers.bits);
-      } else {
-        ptx::cp_async_wait<0>();
-      }
-      __syncwarp();
-      work.multiply();
-      if (__any_sync(0xffffffffu, !unit.narrow)) {
+      float* own_partial = partial + half * (Plan::kPartialBytes / 4);
+      if (busy) {
         __syncwarp();
-        work.wide_sums(unit.narrow);
+        const SliceUnit unit = work.make_mantissas();
+        work.store_unit(unit);
+        if (!kEngine) ptx::cp_async_wait<0>();
+        __syncwarp();
+        work.multiply(own_partial);
+        if (__any_sync(0xffffffffu, !unit.narrow)) {
+          __syncwarp();
+          work.wide_sums(unit.narrow, own_partial);
+        }
       }
-    }
-    __syncthreads();
-    const bool last = kEngine || first + at_once >= slices;
-    const unsigned elements = params.m << (5 + row_shift);
+      ptx::named_barrier_sync(1 + team, team_threads);
+      // The stage is free for the item that follows it there.
+      if (kEngine && team_thread == 0 && item + cut.stages < items) fetch(item + cut.stages, stage);
+      stage += cut.teams;
+      if (stage >= cut.stages) stage -= cut.stages, parity ^= 1;
+
+      const unsigned at_once = min(cut.slices, params.slices - round * cut.slices);
 #pragma unroll 1
-    for (unsigned element = thread; element < elements; element += threads) {
-      const unsigned row = element & (rows - 1);
-      const unsigned m = element >> (5 + row_shift);
-      const float* sums =
-          reinterpret_cast<const float*>(kept + (row / Plan::kRows) * Plan::kKeptBytes +
-                                         Plan::kPartialOffset) +
-          m * Plan::kPartialStride + row % Plan::kRows;
-      const float sum =
-          add_slices(first == 0 ? 0.0f : earlier[element], sums,
-                     (Plan::kKeptBytes / 4) << row_shift, min(at_once, slices - first));
-      if (!last) earlier[element] = sum;
-      if (last && n0 + row < params.n) {
-        store_output(params.y, params.y_type, m * params.y_stride + n0 + row,
-                     apply_scale_and_bias(sum, params.x_scales[m], params.bias, n0 + row));
+      for (unsigned i = team_thread; i < params.m * Plan::kRows; i += team_threads) {
+        const unsigned row = i % Plan::kRows;
+        const unsigned m = i / Plan::kRows;
+        float* sum = sums + own_block * (Plan::kSumBytes / 4) + i;
+        const float acc = add_slices(
+            round == 0 ? 0.0f : *sum,
+            team_partial + half * (Plan::kPartialBytes / 4) + m * Plan::kPartialStride + row,
+            Plan::kKeptBytes / 4, at_once);
+        if (round + 1 < cut.rounds) {
+          *sum = acc;
+        } else if (work.n0 + row < params.n) {
+          store_output(params.y, params.y_type, m * params.y_stride + work.n0 + row,
+                       apply_scale_and_bias(acc, params.x_scales[m], params.bias, work.n0 + row));
+        }
       }
+      half ^= 1;
     }
-    if (last) break;
-    __syncthreads();
   }
 }
 

@@ -28,13 +28,11 @@ struct GemmParams {
   std::uint32_t m;
   std::uint32_t n;
   std::uint32_t k;
-  std::uint32_t blocks;  ///< of rows, as the kernel cuts N
   std::uint32_t slices;  ///< of K
   DataType y_type;
   bool vectorized;  ///< all rows of bits and x are 16-byte aligned, slices of scales to 16 bytes or
                     ///< to their size
-  bool copy_engine;  ///< the copy engine can fetch the weights: see the kernel
-  bool dependent;    ///< launched with programmatic dependent launch
+  bool dependent;   ///< launched with programmatic dependent launch
 };
 
 }  // namespace kernels

@@ -131,6 +131,11 @@ __device__ inline void tensor_copy_3d(std::uint32_t target, const void* map, std
 }
 #endif
 
+/// Waits until `threads` threads have arrived at barrier `id` (1 to 15; 0 is __syncthreads).
+__device__ inline void named_barrier_sync(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// Programmatic dependent launch: lets the next kernel of the stream start. No effect before sm_90
 /// or without the launch attribute.
 __device__ inline void launch_dependents() {

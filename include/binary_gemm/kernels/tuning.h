@@ -15,8 +15,7 @@ enum class Family : std::uint8_t { kDecodeB1, kDecodeS8 };
 /// A kernel family and its template and launch parameters.
 struct KernelConfig {
   Family family;
-  std::uint8_t tokens;     ///< batch tile: tokens of a CTA
-  std::uint8_t row_shift;  ///< decode_s8: a CTA has 32 << row_shift rows of W
+  std::uint8_t tokens;  ///< batch tile: tokens of a CTA
 };
 
 constexpr const char* name(Family family) {
@@ -34,9 +33,9 @@ constexpr std::int64_t max_tokens(Family family) { return family == Family::kDec
 /// The configuration of `family` for M tokens.
 constexpr KernelConfig configure(Family family, std::int64_t m) {
   if (family == Family::kDecodeB1) {
-    return {Family::kDecodeB1, static_cast<std::uint8_t>(m < 3 ? m : 3), 0};
+    return {Family::kDecodeB1, static_cast<std::uint8_t>(m < 3 ? m : 3)};
   }
-  return {Family::kDecodeS8, static_cast<std::uint8_t>(m <= 8 ? 8 : m <= 16 ? 16 : 32), 1};
+  return {Family::kDecodeS8, static_cast<std::uint8_t>(m <= 8 ? 8 : m <= 16 ? 16 : 32)};
 }
 
 /// The table's choice.

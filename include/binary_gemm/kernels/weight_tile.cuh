@@ -1,7 +1,7 @@
 #pragma once
 
-/// A warp's weights on chip: 32 rows of one slice of K, as the decode kernels hold them in shared
-/// memory.
+/// A warp's weights on chip: 16 or 32 rows of one slice of K, as the decode kernels hold them in
+/// shared memory.
 
 #include <cuda.h>
 
@@ -13,9 +13,9 @@ namespace binary_gemm {
 namespace kernels {
 
 /// The tile's shape and its part of the shared-memory plan, for host and device.
-template <int kGroup>
+template <int kTileRows, int kGroup>
 struct WeightTilePlan {
-  static constexpr int kRows = 32;
+  static constexpr int kRows = kTileRows;
   static constexpr int kBlocks = 8;  ///< of 128 weights, a slice
   /// Scales of a row and slice as stored, and mantissas as used: a group of 256 counts as two.
   static constexpr int kScales = static_cast<int>(kSliceK) / kGroup;
@@ -32,11 +32,10 @@ struct WeightTilePlan {
   static constexpr int kMantissaBytes = kRows * kMantissaStride;
 };
 
-/// The kernel's dynamic shared memory begins with the bits of all tiles, [slice][row], then the
-/// scales, [row][slice], both of all rows of the CTA.
-template <int kGroup>
+/// In shared memory, bits are [slice][row] and scales [row][slice].
+template <int kTileRows, int kGroup>
 struct WeightTile {
-  using Plan = WeightTilePlan<kGroup>;
+  using Plan = WeightTilePlan<kTileRows, kGroup>;
 
   const GemmParams& params;
   char* bits;              ///< line 0
@@ -49,8 +48,9 @@ struct WeightTile {
 
   __device__ unsigned g() const { return lane / 4; }
   __device__ unsigned t() const { return lane % 4; }
-  /// The row whose scales this lane converts: where the b1 kernel's transpose leaves its total.
-  __device__ unsigned own_row() const { return g() + 8 * t(); }
+  /// The row whose scales this lane converts. Of 32, it is where decode_b1's transpose leaves the
+  /// row's total; of 16, two lanes have the same.
+  __device__ unsigned own_row() const { return Plan::kRows == 32 ? g() + 8 * t() : lane % 16; }
   __device__ unsigned k0() const { return slice * static_cast<unsigned>(kSliceK); }
   /// Rows past N repeat the last one; they are not stored.
   __device__ std::int64_t global_row(unsigned row) const { return min(n0 + row, params.n - 1); }
@@ -135,40 +135,35 @@ struct WeightTile {
   }
 };
 
-/// The copy engine's part (sm_90): one thread starts the copies of a CTA's whole tile. K is a
-/// multiple of 1024, all views are 16-byte aligned, scales are dense. `bits_map` has the bits as a
-/// tensor (word of a line, row, slice), in boxes of (32, rows of the CTA, slices) with the 128-byte
-/// swizzle; its out-of-bounds rows read as zeros.
-struct TileBarriers {
-  std::uint32_t scales;  ///< shared-memory addresses of mbarriers
-  std::uint32_t bits;
-
-  static constexpr int kBytes = 16;
-
-  __device__ explicit TileBarriers(std::uint32_t address) : scales(address), bits(address + 8) {}
-
+/// The copy engine's part (sm_90). One thread fetches `rows` rows of all K: scales, which must be
+/// dense, and bits. All views are 16-byte aligned and K is a multiple of 1024. `bits_map` has the
+/// bits as a tensor (word of a line, row, slice), in boxes of (32, rows, slices at once) with the
+/// 128-byte swizzle; out of bounds it reads zeros.
 #if __CUDA_ARCH__ >= 900
-  __device__ void fetch(const GemmParams& params, const CUtensorMap& bits_map, unsigned n0,
-                        unsigned rows, const char* shared_bits, const char* shared_scales) const {
-    ptx::mbarrier_init(bits, 1);
-    ptx::mbarrier_init(scales, 1);
-    ptx::fence_mbarrier_init();
-    const std::uint32_t scale_bytes = min(rows, params.n - n0) * params.scales_stride * 2;
-    ptx::mbarrier_arrive_expect_tx(scales, scale_bytes);
-    ptx::bulk_copy(ptx::shared_address(shared_scales),
-                   params.scales + std::uint64_t{n0} * params.scales_stride, scale_bytes, scales);
-    ptx::mbarrier_arrive_expect_tx(bits, rows * params.slices * static_cast<unsigned>(kSliceK / 8));
-    ptx::tensor_copy_3d(ptx::shared_address(shared_bits), &bits_map, 0, n0, 0, bits);
-  }
+/// Fetches the scales of rows [n0, n0 + rows), less those past N.
+__device__ inline void fetch_scales_by_engine(const GemmParams& params, unsigned n0, unsigned rows,
+                                              const char* target, std::uint32_t barrier) {
+  const std::uint32_t bytes = min(rows, params.n - n0) * params.scales_stride * 2;
+  ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+  ptx::bulk_copy(ptx::shared_address(target),
+                 params.scales + std::uint64_t{n0} * params.scales_stride, bytes, barrier);
+}
+
+/// Fetches a box of `slices` slices from `slice` on.
+__device__ inline void fetch_bits_by_engine(const CUtensorMap& bits_map, unsigned n0, unsigned rows,
+                                            unsigned slice, unsigned slices, const char* target,
+                                            std::uint32_t barrier) {
+  ptx::mbarrier_arrive_expect_tx(barrier, rows * slices * static_cast<unsigned>(kSliceK / 8));
+  ptx::tensor_copy_3d(ptx::shared_address(target), &bits_map, 0, n0, slice, barrier);
+}
 #endif
 
-  __device__ static void wait(std::uint32_t barrier) {
+__device__ inline void wait_for_barrier(std::uint32_t barrier, std::uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
-    while (!ptx::mbarrier_try_wait(barrier, 0)) {
-    }
-#endif
+  while (!ptx::mbarrier_try_wait(barrier, parity)) {
   }
-};
+#endif
+}
 
 /// Adds `count` slice sums in order to `acc`; `sums` points at the first, `stride` floats apart.
 __device__ inline float add_slices(float acc, const float* sums, unsigned stride, unsigned count) {
