@@ -178,8 +178,8 @@ class Timer {
 
   cudaStream_t stream() const { return stream_; }
 
-  /// `weight_bytes`: what one launch reads of its weights. `sustain_ms`: replays before the timed
-  /// ones, at least, so that clocks settle at what the power limit allows.
+  /// `weight_bytes`: what one launch reads of its weights, at least. `sustain_ms`: replays before
+  /// the timed ones, at least, so that clocks settle at what the power limit allows.
   Timing time(const LaunchFunction& launch, std::int64_t weight_bytes, double sustain_ms) {
     const double guess_us = guess(launch);
     Graph graph(launch, launches(guess_us, weight_bytes), stream_);
