@@ -252,6 +252,20 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
     disjoint(target, read);
 }
 
+void linear_workspace(const MutableActivationView& q, const ConstMatrixView& x, const WeightView& w,
+                      const BiasView& bias, const MatrixView& y) {
+  const ActivationRegions written = activation(q);
+  const WeightRegions packed = weight_regions(w);
+  const Region bias_bytes = bias_region(bias, w.n);
+  for (Region region : {written.values, written.scales}) {
+    region.name = "the workspace";
+    for (const Region& other :
+         {matrix("x", x), packed.bits, packed.scales, bias_bytes, matrix("y", y)}) {
+      disjoint(region, other);
+    }
+  }
+}
+
 void q1_0(const void* blocks, std::size_t blocks_bytes, const WeightView& w) {
   if (w.group_size != kQ1_0GroupSize) {
     fail("Q1_0 has groups of ", kQ1_0GroupSize, " weights, not ", w.group_size);

@@ -27,13 +27,10 @@ DecodeLaunch plan(const DecodeShape& shape) {
 
 template <int kGroup>
 DecodeLaunch plan_group(const DecodeShape& shape) {
-  switch (shape.config.tokens) {
-    case 1:
-      return plan<1, kGroup>(shape);
-    case 2:
-      return plan<2, kGroup>(shape);
-    case 3:
-      return plan<3, kGroup>(shape);
+  if (shape.config.tokens == 1) return plan<1, kGroup>(shape);
+  if constexpr (kGroup > 32) {
+    if (shape.config.tokens == 2) return plan<2, kGroup>(shape);
+    if (shape.config.tokens == 3) return plan<3, kGroup>(shape);
   }
   return {};
 }
@@ -61,7 +58,8 @@ std::vector<const void*> decode_b1_kernels() {
       for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
         const DecodeShape shape{
             {kernels::Family::kDecodeB1, tokens}, 32, kSliceK, group, engine, 1 << 17, 1};
-        all.push_back(plan_decode_b1(shape).kernel);
+        const void* kernel = plan_decode_b1(shape).kernel;
+        if (kernel != nullptr) all.push_back(kernel);
       }
     }
   }

@@ -28,7 +28,8 @@ DecodeLaunch plan(const DecodeShape& shape) {
     launch.grid =
         std::max(launch.grid, (blocks + Plan::kMaxSummedBlocks - 1) / Plan::kMaxSummedBlocks);
   }
-  launch.warps = static_cast<std::uint32_t>(cta.slices * cta.teams);
+  launch.warps = static_cast<std::uint32_t>(cta.slices);
+  launch.teams = static_cast<std::uint32_t>(cta.teams);
   launch.shared_bytes = static_cast<std::uint32_t>(Plan::shared_bytes(cta));
   launch.rows = Plan::kRows;
   launch.slices = static_cast<std::uint32_t>(cta.slices);

@@ -29,7 +29,8 @@ struct DecodeShape {
 struct DecodeLaunch {
   const void* kernel = nullptr;  ///< null if the family has none for the shape
   std::uint32_t grid = 0;
-  std::uint32_t warps = 0;  ///< of a CTA: block (32, warps)
+  std::uint32_t warps = 0;  ///< of a team: block (32, warps, teams)
+  std::uint32_t teams = 1;
   std::uint32_t shared_bytes = 0;
   bool engine = false;        ///< the kernel uses the copy engine, with boxes of
   std::uint32_t rows = 0;     ///< this many rows

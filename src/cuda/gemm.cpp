@@ -111,25 +111,27 @@ bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64
          params.n % rows * row_scale_bytes % 16 == 0 && tensor_map_encoder() != nullptr;
 }
 
-KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m) {
+KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m,
+                           std::int64_t group_size) {
   switch (kernel) {
     case Kernel::kDecodeB1:
-      return kernels::configure(Family::kDecodeB1, m);
+      return kernels::configure(Family::kDecodeB1, m, group_size);
     case Kernel::kDecodeS8:
-      return kernels::configure(Family::kDecodeS8, m);
+      return kernels::configure(Family::kDecodeS8, m, group_size);
     case Kernel::kAuto:
       break;
   }
-  return kernels::choose(device.architecture, m);
+  return kernels::choose(device.architecture, m, group_size);
 }
 
-bool can_run(const Device& device, Kernel kernel, std::int64_t m) {
+bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t group_size) {
   switch (kernel) {
     case Kernel::kAuto:
     case Kernel::kDecodeS8:
       return true;
     case Kernel::kDecodeB1:
-      return kernels::has_b1(device.architecture) && m <= kernels::max_tokens(Family::kDecodeB1);
+      return kernels::has_b1(device.architecture) &&
+             m <= kernels::max_tokens(Family::kDecodeB1, group_size);
   }
   return false;
 }
@@ -158,8 +160,9 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
   CUtensorMap map{};
   if (plan.engine) map = bits_tensor_map(params, plan.rows, plan.slices);
   void* arguments[] = {&params, &map, plan.cut};  // decode_b1 takes the first two
-  launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(kernels::kWarpSize, plan.warps),
-                plan.shared_bytes, launch, arguments);
+  launch_kernel(device, plan.kernel, dim3(plan.grid),
+                dim3(kernels::kWarpSize, plan.warps, plan.teams), plan.shared_bytes, launch,
+                arguments);
 }
 
 void check_devices(const Device& device, const ActivationView& x, const WeightView& w,
@@ -177,14 +180,15 @@ void check_devices(const Device& device, const ActivationView& x, const WeightVi
 // The product, for arguments that have been checked.
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
               const BiasView& bias, const MatrixView& y, const Launch& launch) {
-  if (!can_run(device, launch.kernel, x.m)) {
+  if (!can_run(device, launch.kernel, x.m, w.group_size)) {
     throw std::invalid_argument(std::string("binary_gemm: the kernel ") + name(launch.kernel) +
-                                " can't take M = " + std::to_string(x.m) + " on device " +
+                                " can't take M = " + std::to_string(x.m) + " with groups of " +
+                                std::to_string(w.group_size) + " on device " +
                                 std::to_string(device.index));
   }
   for (std::int64_t m = 0; m < x.m;) {
-    const KernelConfig config = configuration(device, launch.kernel, x.m - m);
-    const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family));
+    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w.group_size);
+    const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
     launch_decode(device, resolve(x.row_range(m, tokens), w, bias, y.row_range(m, tokens)),
                   w.group_size, config, launch);
     m += tokens;
@@ -232,7 +236,7 @@ std::vector<Kernel> supported_kernels(int device) {
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   std::vector<Kernel> all;
   for (const Kernel kernel : {Kernel::kDecodeB1, Kernel::kDecodeS8}) {
-    if (can_run(prepared, kernel, 1)) all.push_back(kernel);
+    if (can_run(prepared, kernel, 1, 128)) all.push_back(kernel);
   }
   return all;
 }
@@ -240,15 +244,16 @@ std::vector<Kernel> supported_kernels(int device) {
 bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
                   std::int64_t group_size, int device) {
   check::weight_shape(n, k, group_size);
-  return can_run(prepared_device(device < 0 ? current_device() : device), kernel, m);
+  return can_run(prepared_device(device < 0 ? current_device() : device), kernel, m, group_size);
 }
 
 Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
                      int device) {
   check::weight_shape(n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
-  return kernels::choose(prepared.architecture, m).family == Family::kDecodeB1 ? Kernel::kDecodeB1
-                                                                               : Kernel::kDecodeS8;
+  return kernels::choose(prepared.architecture, m, group_size).family == Family::kDecodeB1
+             ? Kernel::kDecodeB1
+             : Kernel::kDecodeS8;
 }
 
 std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k) {
@@ -287,8 +292,7 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
   auto* values = static_cast<std::int8_t*>(launch.workspace.data);
   auto* scales = reinterpret_cast<float*>(values + x.rows * stride);
   const MutableActivationView q{values, scales, x.rows, x.cols, stride, 0, 0};
-  check::quantize_activation(x, q);  // the workspace's alignment, and that it overlaps nothing
-  check::binary_gemm(q, w, bias, y);
+  check::linear_workspace(q, x, w, bias, y);
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_device("workspace", launch.workspace.data, device);
   check_device("x", x.cols > 0 ? x.data : y.data, device);

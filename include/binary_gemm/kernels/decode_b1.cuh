@@ -35,10 +35,11 @@ namespace kernels {
 template <int kTokens, int kGroup>
 struct DecodeB1 {
   using Tile = WeightTilePlan<32, kGroup>;
-  static constexpr int kRows = Tile::kRows;                 ///< of W, a CTA
-  static constexpr int kTiles = 2;                          ///< of 16 rows: an A fragment
-  static constexpr int kMaxWarps = kTokens == 1 ? 32 : 20;  ///< by registers: 64, or 96 a thread
-  static constexpr int kPlaneStride = kPlanes * 16 + 16;    ///< bytes of a block's planes, padded
+  static constexpr int kRows = Tile::kRows;  ///< of W, a CTA
+  static constexpr int kTiles = 2;           ///< of 16 rows: an A fragment
+  /// By registers: 64 a thread, or 96.
+  static constexpr int kMaxWarps = kTokens == 1 && kGroup > 32 ? 32 : 20;
+  static constexpr int kPlaneStride = kPlanes * 16 + 16;  ///< bytes of a block's planes, padded
 
   // What a warp keeps in shared memory: mantissas, planes, sums of x, slice sums.
   static constexpr int kPlaneOffset = Tile::kMantissaBytes;
@@ -120,20 +121,21 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
     // Planes 2t and 2t + 1 weigh 4^t and 2 · 4^t, the last -2^7; the dot takes twice the counts.
     const std::int32_t weight = 2 << (2 * t());
     const std::int32_t upper_weight = t() == 3 ? -2 * weight : 2 * weight;
-    // A fragments of blocks 2i and 2i + 1: word t of rows g and g + 8 of the tile. All loads are
-    // issued before the first product.
+    // A fragments of blocks 2i and 2i + 1: word t of rows g and g + 8 of the tile.
     std::uint32_t a[Plan::kTiles][TilePlan::kBlocks / 2][4];
-#pragma unroll
-    for (int tile = 0; tile < Plan::kTiles; ++tile) {
+    const auto load_tile = [&](int tile) {
 #pragma unroll
       for (int i = 0; i < TilePlan::kBlocks / 2; ++i) {
         ptx::ldmatrix_x4(
             a[tile][i], ptx::shared_address(line_column(tile * 16 + lane % 16, 2 * i + lane / 16)));
       }
-    }
+    };
+    // With one token there are registers to load all before the first product.
+    if (kTokens == 1) load_tile(0), load_tile(1);
     std::int32_t v[kTokens][4];  // this lane's part of row g + 8i
 #pragma unroll
     for (int tile = 0; tile < Plan::kTiles; ++tile) {
+      if (kTokens > 1) load_tile(tile);
       std::int32_t acc[kTokens][2][2] = {};  // row g + 8i, plane 2t + j: Σ mantissa · count
       std::uint32_t mantissa[2][4];          // row g + 8i: the current four pairs
 #pragma unroll

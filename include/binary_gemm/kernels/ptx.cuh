@@ -67,6 +67,16 @@ __device__ inline void mma_s8_m16n8k32(std::int32_t (&c)[4], const std::uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// Four bytes of {a, b} (b's are 4 to 7), each chosen by three bits of a nibble of `selectors`; the
+/// nibble's fourth bit asks for the byte's sign in all its bits. (`__byte_perm` masks that bit
+/// away.)
+__device__ inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b,
+                                              std::uint32_t selectors) {
+  std::uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selectors));
+  return d;
+}
+
 /// c + a.lo · b.byte0 + a.hi · b.byte1, where a holds two int16 and b's bytes are unsigned.
 __device__ inline std::int32_t dp2a_lo(std::uint32_t a, std::uint32_t b, std::int32_t c) {
   std::int32_t d;

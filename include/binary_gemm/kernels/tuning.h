@@ -27,23 +27,24 @@ constexpr bool has_b1(int compiled_architecture) {
   return compiled_architecture >= 80 && compiled_architecture < 100;
 }
 
-/// The most tokens a family's kernels take at once; larger M is cut.
-constexpr std::int64_t max_tokens(Family family) { return family == Family::kDecodeB1 ? 3 : 32; }
-
-/// The configuration of `family` for M tokens.
-constexpr KernelConfig configure(Family family, std::int64_t m) {
-  if (family == Family::kDecodeB1) {
-    return {Family::kDecodeB1, static_cast<std::uint8_t>(m < 3 ? m : 3)};
-  }
-  return {Family::kDecodeS8, static_cast<std::uint8_t>(m <= 8 ? 8 : m <= 16 ? 16 : 32)};
+/// The most tokens a family's kernels take at once; larger M is cut. decode_b1 with groups of 32
+/// needs more registers than there are for a second token.
+constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
+  return family == Family::kDecodeS8 ? 32 : group_size == 32 ? 1 : 3;
 }
 
-/// The table's choice.
-constexpr KernelConfig choose(int compiled_architecture, std::int64_t m) {
-  return configure(has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1)
-                       ? Family::kDecodeB1
-                       : Family::kDecodeS8,
-                   m);
+/// The configuration of `family` for M tokens.
+constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t group_size) {
+  const std::int64_t most = max_tokens(family, group_size);
+  const std::int64_t tokens = m < most ? m : most;
+  if (family == Family::kDecodeB1) return {family, static_cast<std::uint8_t>(tokens)};
+  return {family, static_cast<std::uint8_t>(tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32)};
+}
+
+/// The table's choice. At M = 4 the two meet: see bench/results.
+constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t group_size) {
+  const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size);
+  return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
 }
 
 }  // namespace kernels
