@@ -74,13 +74,13 @@ class GuardedBuffer {
   ::testing::AssertionResult untouched() const;
 
   /// The whole allocation, guards included, to copy to another memory and back; `base` is
-  /// `kFront` bytes into it. Lifts AddressSanitizer's ban.
+  /// `kFront` bytes into it, and its last `kBack` bytes are a guard. Lifts AddressSanitizer's ban.
   unsigned char* raw();
   std::size_t raw_bytes() const { return storage_.size(); }
   static constexpr std::size_t kFront = 80;
+  static constexpr std::size_t kBack = 64;
 
  private:
-  static constexpr std::size_t kBack = 64;
   void forbid_guards(bool forbid) const;
   ::testing::AssertionResult check(bool elements_too) const;
 

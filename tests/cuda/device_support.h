@@ -1,0 +1,188 @@
+#pragma once
+
+/// What the CUDA tests share: guarded buffers mirrored on the device, ways to launch, a fixture.
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <functional>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "binary_gemm/cuda.h"
+#include "support.h"
+
+namespace binary_gemm {
+namespace testing {
+
+/// Throws std::runtime_error unless `code` is cudaSuccess.
+void check_cuda(cudaError_t code, const char* call);
+#define BINARY_GEMM_CHECK_CUDA(call) ::binary_gemm::testing::check_cuda((call), #call)
+
+/// BINARY_GEMM_TEST_REDUCED=1: a small set for compute-sanitizer. Device buffers then are
+/// allocations of their own, without the guard at the end, so that a read past it is seen.
+bool reduced();
+
+/// A stream that does not wait for the default one, so work that strays there would show.
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const;
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// A GuardedBuffer's mirror on the device: all of its bytes, guards and padding too, so the base is
+/// 16-byte but not 32-byte aligned there as well.
+class DeviceBuffer {
+ public:
+  DeviceBuffer(GuardedBuffer& host, cudaStream_t stream);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&&) = delete;
+
+  template <class T>
+  T* base() const {
+    return reinterpret_cast<T*>(raw_ + GuardedBuffer::kFront);
+  }
+  MatrixView view(const GuardedBuffer& host, DataType type) const {
+    return {base<void>(), type, host.rows(), host.cols(), host.stride(), host.offset()};
+  }
+
+  void upload(GuardedBuffer& host, cudaStream_t stream);
+  /// Waits for the stream.
+  void download(GuardedBuffer& host, cudaStream_t stream) const;
+  /// Whether the device's bytes are still those of `host`. Waits for the stream.
+  ::testing::AssertionResult equals(GuardedBuffer& host, cudaStream_t stream) const;
+
+ private:
+  friend class DeviceOutput;
+  friend class DeviceWorkspace;
+  DeviceBuffer(std::size_t bytes, int);
+
+  std::size_t bytes_;
+  unsigned char* raw_;
+};
+
+/// An output: every byte of it starts as 0xff, here and on the device.
+class DeviceOutput {
+ public:
+  DeviceOutput(GuardedBuffer host, DataType type, cudaStream_t stream);
+
+  MatrixView view() const { return device_.view(host_, type_); }
+  /// Waits for the stream; the view is of the host.
+  ConstMatrixView fetch();
+  /// What fetch left on the host.
+  const GuardedBuffer& host() const { return host_; }
+  GuardedBuffer& host() { return host_; }
+  ::testing::AssertionResult guards_intact() const { return host_.guards_intact(); }
+
+ private:
+  GuardedBuffer host_;
+  DataType type_;
+  cudaStream_t stream_;
+  DeviceBuffer device_;
+};
+
+/// A workspace of exactly `bytes`, between guards.
+class DeviceWorkspace {
+ public:
+  DeviceWorkspace(std::size_t bytes, cudaStream_t stream);
+
+  operator cuda::Workspace() const { return {device_.base<void>(), bytes_}; }
+  /// Waits for the stream.
+  ::testing::AssertionResult guards_intact();
+
+ private:
+  GuardedBuffer host_;
+  std::size_t bytes_;
+  cudaStream_t stream_;
+  DeviceBuffer device_;
+};
+
+/// A problem's operands on the device. `host` must outlive it.
+struct DeviceProblem {
+  DeviceProblem(Problem& problem, cudaStream_t stream);
+
+  ActivationView x() const;
+  WeightView w() const;
+  BiasView bias() const;
+  BiasView bias_if(bool with_bias) const { return with_bias ? bias() : BiasView{}; }
+  /// Whether no byte of any operand has changed, guards and padding too. Waits for the stream.
+  ::testing::AssertionResult unchanged(cudaStream_t stream) const;
+
+  Problem& host;
+  DeviceBuffer values, x_scales, bits, scales, bias_data;
+};
+
+/// Quantized activations on the device, as an output.
+struct DeviceActivation {
+  DeviceActivation(std::int64_t m, std::int64_t k, std::int64_t padding, std::int64_t offset,
+                   std::int64_t scales_offset, cudaStream_t stream);
+  MutableActivationView view() const;
+
+  DeviceOutput values, scales;
+};
+
+/// Like make_problem, for large N: made of a few of its rows, with fresh bits.
+Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern activations,
+                          const Layout& layout, std::uint64_t seed);
+
+/// binary_gemm on the host: by the reference where that is quick, else by the CPU library, whose
+/// own tests compare it with the reference.
+void expected_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+                   const MatrixView& y);
+/// binary_linear, in the same way.
+void expected_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+                     const MatrixView& y);
+
+/// How a call is made.
+struct Mode {
+  bool captured;  ///< in a graph, which is then replayed
+  bool programmatic;
+};
+inline constexpr Mode kModes[] = {{false, false}, {false, true}, {true, false}, {true, true}};
+std::ostream& operator<<(std::ostream& out, const Mode& mode);
+std::string mode_name(const ::testing::TestParamInfo<Mode>& info);
+
+/// Calls `body` plainly; or captures it from `stream`, replays the graph once and waits.
+void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& body);
+
+/// Why no test can run here, or "".
+std::string no_device();
+
+/// Skips without a GPU; fails instead under BINARY_GEMM_REQUIRE_GPU=1.
+class DeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+  cudaStream_t stream() const { return *stream_; }
+  void synchronize() const { stream_->synchronize(); }
+
+ private:
+  std::optional<Stream> stream_;
+};
+
+/// With a way to call as its parameter.
+class ModeTest : public DeviceTest, public ::testing::WithParamInterface<Mode> {
+ protected:
+  cuda::Launch launch(cuda::Kernel kernel = cuda::Kernel::kAuto,
+                      const cuda::Workspace& workspace = {}) const {
+    return {stream(), workspace, GetParam().programmatic, kernel};
+  }
+  void run(const std::function<void()>& body) const { testing::run(GetParam(), stream(), body); }
+};
+
+/// The kernels of this device that take the shape, and kAuto.
+std::vector<cuda::Kernel> kernels_for(const Shape& shape);
+
+}  // namespace testing
+}  // namespace binary_gemm
