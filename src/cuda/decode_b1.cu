@@ -1,10 +1,32 @@
 #include "binary_gemm/kernels/decode_b1.cuh"
 
+#include <algorithm>
+
 #include "families.h"
 
 namespace binary_gemm {
 namespace cuda {
 namespace {
+
+// The shared memory a CTA asks for, at least `needed`, so that a multiprocessor holds no more CTAs
+// than is good. With programmatic dependent launch CTAs of later kernels take what room there is: a
+// kernel ahead hides the fetch, but more of them are in each other's way. At M = 1 on an H200, us a
+// call back to back, for CTAs a multiprocessor (the table's choice is marked):
+//   out:   2* 2.18, 3 2.34, 4 2.54, 5 2.84, 7 3.55    qkv: 2 2.92, 3* 2.54, 4 2.98, 5 3.11, 7 3.71
+//   gate:  4 5.41, 5 4.74, 6* 4.40, 7 4.82            lm_head: 4 43.05, 5* 42.61, 6 42.94, 7 43.17
+std::uint32_t shared_bytes_for_residency(std::uint32_t needed, std::uint32_t grid,
+                                         const DecodeShape& shape) {
+  constexpr int kMostResident = 6;
+  constexpr int kManyWaves = 5;         // CTAs where the grid takes several waves
+  constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each CTA
+  const double wave = static_cast<double>(grid) / shape.multiprocessors;
+  const int resident = wave > kMostResident ? kManyWaves : static_cast<int>(1.4 * wave) + 1;
+  const int share = shape.shared_memory / std::min(resident, kMostResident) - kReservedBytes;
+  // Rounded down to the unit in which shared memory is given out.
+  constexpr int kUnit = 128;
+  return std::max(needed, static_cast<std::uint32_t>(
+                              std::max(0, std::min(share, shape.shared_limit) / kUnit * kUnit)));
+}
 
 template <int kTokens, int kGroup>
 DecodeLaunch plan(const DecodeShape& shape) {
@@ -19,7 +41,8 @@ DecodeLaunch plan(const DecodeShape& shape) {
   launch.kernel = reinterpret_cast<const void*>(kernel);
   launch.grid = static_cast<std::uint32_t>((shape.n + Plan::kRows - 1) / Plan::kRows);
   launch.warps = static_cast<std::uint32_t>(warps);
-  launch.shared_bytes = static_cast<std::uint32_t>(Plan::shared_bytes(warps));
+  launch.shared_bytes = shared_bytes_for_residency(
+      static_cast<std::uint32_t>(Plan::shared_bytes(warps)), launch.grid, shape);
   launch.rows = Plan::kRows;
   launch.slices = static_cast<std::uint32_t>(slices);
   return launch;
@@ -57,7 +80,7 @@ std::vector<const void*> decode_b1_kernels() {
     for (const std::int64_t group : {32, 64, 128, 256}) {
       for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
         const DecodeShape shape{
-            {kernels::Family::kDecodeB1, tokens}, 32, kSliceK, group, engine, 1 << 17, 1};
+            {kernels::Family::kDecodeB1, tokens}, 32, kSliceK, group, engine, 1 << 17, 1 << 17, 1};
         const void* kernel = plan_decode_b1(shape).kernel;
         if (kernel != nullptr) all.push_back(kernel);
       }

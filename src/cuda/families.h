@@ -19,8 +19,9 @@ struct DecodeShape {
   std::int64_t n;
   std::int64_t k;
   std::int64_t group_size;
-  bool engine;  ///< the copy engine can read the weights
-  int shared_limit;
+  bool engine;        ///< the copy engine can read the weights
+  int shared_limit;   ///< bytes, a CTA
+  int shared_memory;  ///< bytes, a multiprocessor
   int multiprocessors;
 };
 

@@ -147,6 +147,7 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
       group_size,
       engine_can_fetch(device, params, group_size, b1 ? kDecodeB1Rows : kDecodeS8Rows),
       device.shared_limit,
+      device.shared_memory,
       device.multiprocessors};
   DecodeLaunch plan = b1 ? plan_decode_b1(shape) : plan_decode_s8(shape);
   if (plan.kernel == nullptr) {

@@ -31,8 +31,9 @@ class DeviceGuard {
 /// A prepared device.
 struct Device {
   int index;
-  int architecture;  ///< of the compiled code that runs on it, as in 90
-  int shared_limit;  ///< bytes of shared memory a CTA may have
+  int architecture;   ///< of the compiled code that runs on it, as in 90
+  int shared_limit;   ///< bytes of shared memory a CTA may have
+  int shared_memory;  ///< bytes of shared memory of a multiprocessor
   int multiprocessors;
 };
 

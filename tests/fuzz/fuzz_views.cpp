@@ -58,7 +58,11 @@ class Choices {
     if (kind < 250) return arena + at + byte() % 16;
     return reinterpret_cast<unsigned char*>(static_cast<std::uintptr_t>(word()));
   }
-  std::int64_t stride(std::int64_t cols) { return rarely() ? word() : cols + byte() % 4; }
+  std::int64_t stride(std::int64_t cols) {
+    const std::int64_t padding = byte() % 4;  // columns may be any number
+    if (rarely()) return word();
+    return cols > INT64_MAX - padding ? cols : cols + padding;
+  }
   std::int64_t offset() { return rarely() ? word() : byte() % 4; }
   bg::DataType type() { return static_cast<bg::DataType>(rarely() ? byte() : byte() % 4); }
   std::int64_t small() { return mostly(byte() % 7); }
