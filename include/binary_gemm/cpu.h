@@ -35,7 +35,7 @@ std::vector<Path> supported_paths();
 
 /// How a call runs.
 struct Execution {
-  int threads = 0;          ///< 0: OpenMP's default. 1 when built without OpenMP.
+  int threads = 0;          ///< 0: OpenMP's default, or fewer for small work. 1 without OpenMP.
   Path path = Path::kAuto;  ///< A path this processor lacks throws std::invalid_argument.
 };
 

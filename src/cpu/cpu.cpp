@@ -35,14 +35,25 @@ const PathKernels& kernels(Path path) {
   return kPortableKernels;
 }
 
-int thread_count(const Execution& execution) {
+// Multiplications (or elements moved) that are worth a thread: some 15 us of them, where starting
+// and joining one takes 5 us on idle cores and far more on busy ones.
+constexpr std::int64_t kWorkPerThread = std::int64_t{1} << 20;
+
+// The threads for `rows` rows of `row_work` multiplications each: what the caller asked for, or by
+// default as many as there is work for.
+int thread_count(const Execution& execution, std::int64_t rows, std::int64_t row_work) {
   if (execution.threads < 0) {
     throw std::invalid_argument("binary_gemm: threads = " + std::to_string(execution.threads) +
                                 " must not be negative");
   }
 #ifdef _OPENMP
-  return execution.threads > 0 ? execution.threads : omp_get_max_threads();
+  if (execution.threads > 0) return execution.threads;
+  const double work = static_cast<double>(rows) * static_cast<double>(row_work);
+  const double useful = std::max(1.0, work / static_cast<double>(kWorkPerThread));
+  return static_cast<int>(std::min<double>(omp_get_max_threads(), useful));
 #else
+  static_cast<void>(rows);
+  static_cast<void>(row_work);
   return 1;
 #endif
 }
@@ -187,45 +198,49 @@ void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w,
                   const Execution& execution) {
   check::pack_weights(dense, w);
   const std::int64_t rows = w.k > 0 ? w.n : 0;
-  parallel_ranges(rows, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      const std::int64_t row = dense.offset + n * dense.row_stride;
-      std::uint32_t* bits = w.bits + w.bits_offset + n * w.bits_stride;
-      for (std::int64_t j = 0; j < w.k / 32; ++j) {
-        std::uint32_t word = 0;
-        for (int i = 0; i < 32; ++i) {
-          const float value = reference::load(dense.data, dense.type, row + 32 * j + i);
-          word |= static_cast<std::uint32_t>(value > 0) << i;
+  parallel_ranges(
+      rows, 1, thread_count(execution, rows, w.k), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t n = begin; n < end; ++n) {
+          const std::int64_t row = dense.offset + n * dense.row_stride;
+          std::uint32_t* bits = w.bits + w.bits_offset + n * w.bits_stride;
+          for (std::int64_t j = 0; j < w.k / 32; ++j) {
+            std::uint32_t word = 0;
+            for (int i = 0; i < 32; ++i) {
+              const float value = reference::load(dense.data, dense.type, row + 32 * j + i);
+              word |= static_cast<std::uint32_t>(value > 0) << i;
+            }
+            bits[j] = word;
+          }
+          if (w.scales == nullptr) continue;
+          float16* scales = w.scales + w.scales_offset + n * w.scales_stride;
+          for (std::int64_t g = 0; g < w.k / w.group_size; ++g) {
+            double sum = 0;
+            for (std::int64_t i = g * w.group_size; i < (g + 1) * w.group_size; ++i) {
+              sum +=
+                  std::fabs(static_cast<double>(reference::load(dense.data, dense.type, row + i)));
+            }
+            scales[g] = to_float16(static_cast<float>(sum / static_cast<double>(w.group_size)));
+          }
         }
-        bits[j] = word;
-      }
-      if (w.scales == nullptr) continue;
-      float16* scales = w.scales + w.scales_offset + n * w.scales_stride;
-      for (std::int64_t g = 0; g < w.k / w.group_size; ++g) {
-        double sum = 0;
-        for (std::int64_t i = g * w.group_size; i < (g + 1) * w.group_size; ++i) {
-          sum += std::fabs(static_cast<double>(reference::load(dense.data, dense.type, row + i)));
-        }
-        scales[g] = to_float16(static_cast<float>(sum / static_cast<double>(w.group_size)));
-      }
-    }
-  });
+      });
 }
 
 void unpack_weights(const WeightView& w, const MatrixView& dense, const Execution& execution) {
   check::unpack_weights(w, dense);
   const std::int64_t rows = w.k > 0 ? w.n : 0;
-  parallel_ranges(rows, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t n = begin; n < end; ++n) {
-      const float16* scales =
-          w.scales != nullptr ? w.scales + w.scales_offset + n * w.scales_stride : nullptr;
-      for (std::int64_t k = 0; k < w.k; ++k) {
-        const float magnitude = scales != nullptr ? to_float(scales[k / w.group_size]) : 1.0f;
-        const float value = reference::sign_of(w, n, k) > 0 ? magnitude : -magnitude;
-        reference::store(dense.data, dense.type, dense.offset + n * dense.row_stride + k, value);
-      }
-    }
-  });
+  parallel_ranges(
+      rows, 1, thread_count(execution, rows, w.k), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t n = begin; n < end; ++n) {
+          const float16* scales =
+              w.scales != nullptr ? w.scales + w.scales_offset + n * w.scales_stride : nullptr;
+          for (std::int64_t k = 0; k < w.k; ++k) {
+            const float magnitude = scales != nullptr ? to_float(scales[k / w.group_size]) : 1.0f;
+            const float value = reference::sign_of(w, n, k) > 0 ? magnitude : -magnitude;
+            reference::store(dense.data, dense.type, dense.offset + n * dense.row_stride + k,
+                             value);
+          }
+        }
+      });
 }
 
 void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,
@@ -233,21 +248,23 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
   check::quantize_activation(x, q);
   const PathKernels& path = kernels(execution.path);
   const std::int64_t used = x.cols > 0 ? 1 : 0;  // see resolve
-  parallel_ranges(x.rows, 1, thread_count(execution), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t m = begin; m < end; ++m) {
-      const std::int64_t x_row = used * (x.offset + m * x.row_stride);
-      const std::int64_t q_row = used * (q.offset + m * q.row_stride);
-      q.scales[q.scales_offset + m] =
-          path.quantize_row(static_cast<const char*>(x.data) + x_row * size_of(x.type), x.type,
-                            x.cols, q.values + q_row);
-    }
-  });
+  parallel_ranges(x.rows, 1, thread_count(execution, x.rows, x.cols),
+                  [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t m = begin; m < end; ++m) {
+                      const std::int64_t x_row = used * (x.offset + m * x.row_stride);
+                      const std::int64_t q_row = used * (q.offset + m * q.row_stride);
+                      q.scales[q.scales_offset + m] = path.quantize_row(
+                          static_cast<const char*>(x.data) + x_row * size_of(x.type), x.type,
+                          x.cols, q.values + q_row);
+                    }
+                  });
 }
 
 void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
                  const MatrixView& y, const Execution& execution) {
   check::binary_gemm(x, w, bias, y);
-  multiply(kernels(execution.path), x, w, bias, y, 0, w.n, thread_count(execution));
+  const int threads = thread_count(execution, x.m, w.n > 0 ? w.n * w.k : 0);
+  multiply(kernels(execution.path), x, w, bias, y, 0, w.n, threads);
 }
 
 void binary_gemm_rows(const ActivationView& x, const WeightView& w, const BiasView& bias,
