@@ -22,42 +22,6 @@ using cuda::Kernel;
 constexpr DataType kAllTypes[] = {DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
                                   DataType::kInt8};
 
-// Packed weights as an output.
-struct DeviceWeights {
-  DeviceWeights(std::int64_t n, std::int64_t k, std::int64_t g, const Layout& layout,
-                cudaStream_t stream)
-      : group_size(g),
-        bits(GuardedBuffer(n, k / 32, 4, layout.bits_padding, layout.bits_offset),
-             DataType::kFloat32, stream),
-        scales(GuardedBuffer(n, k / g, 2, layout.scales_padding, layout.scales_offset),
-               DataType::kFloat16, stream) {}
-
-  MutableWeightView view(bool with_scales = true) const {
-    return of(static_cast<std::uint32_t*>(bits.view().data),
-              with_scales ? static_cast<float16*>(scales.view().data) : nullptr);
-  }
-  // The same view of what was fetched.
-  MutableWeightView host_view(bool with_scales = true) {
-    return of(bits.host().base<std::uint32_t>(),
-              with_scales ? scales.host().base<float16>() : nullptr);
-  }
-  MutableWeightView of(std::uint32_t* bits_base, float16* scales_base) const {
-    const GuardedBuffer& words = bits.host();
-    return {bits_base,
-            scales_base,
-            words.rows(),
-            words.cols() * 32,
-            group_size,
-            words.stride(),
-            scales.host().stride(),
-            words.offset(),
-            scales.host().offset()};
-  }
-
-  std::int64_t group_size;
-  DeviceOutput bits, scales;
-};
-
 void fill_dense(GuardedBuffer& dense, DataType type, Random& random) {
   if (type != DataType::kInt8) {
     fill_gaussian(dense.view(type), random, 0.02f);
@@ -119,8 +83,7 @@ TEST_P(CudaClaims, UnpackOfPackIsTheWeights) {
               cuda::pack_weights(source.view(dense, type), packed.view(with_scales), launch());
               cuda::unpack_weights(packed.view(with_scales), back.view(), launch());
             });
-            packed.bits.fetch();
-            packed.scales.fetch();
+            packed.fetch();
             ASSERT_TRUE(equal_bits(back.fetch(), dense.view(type)))
                 << name(type) << " N=" << n << " K=" << k << " G=" << g << ' ' << layout.name;
             for (const DeviceOutput* buffer : {&packed.bits, &packed.scales, &back}) {
@@ -167,8 +130,7 @@ TEST_P(CudaClaims, PackIsTheCpus) {
             run([&] {
               cuda::pack_weights(source.view(dense, type), packed.view(with_scales), launch());
             });
-            packed.bits.fetch();
-            packed.scales.fetch();
+            packed.fetch();
             const auto same = [&](DeviceOutput& actual, DeviceOutput& wanted, DataType as) {
               return equal_bits(actual.host().view(as), wanted.host().view(as));
             };

@@ -212,6 +212,42 @@ MutableActivationView DeviceActivation::view() const {
           scales.host().offset()};
 }
 
+DeviceWeights::DeviceWeights(std::int64_t n, std::int64_t k, std::int64_t g, const Layout& layout,
+                             cudaStream_t stream)
+    : group_size(g),
+      bits(GuardedBuffer(n, k / 32, 4, layout.bits_padding, layout.bits_offset), DataType::kFloat32,
+           stream),
+      scales(GuardedBuffer(n, k / g, 2, layout.scales_padding, layout.scales_offset),
+             DataType::kFloat16, stream) {}
+
+MutableWeightView DeviceWeights::view(bool with_scales) const {
+  return at(static_cast<std::uint32_t*>(bits.view().data),
+            with_scales ? static_cast<float16*>(scales.view().data) : nullptr);
+}
+
+MutableWeightView DeviceWeights::host_view(bool with_scales) {
+  return at(bits.host().base<std::uint32_t>(),
+            with_scales ? scales.host().base<float16>() : nullptr);
+}
+
+void DeviceWeights::fetch() {
+  bits.fetch();
+  scales.fetch();
+}
+
+MutableWeightView DeviceWeights::at(std::uint32_t* bits_base, float16* scales_base) const {
+  const GuardedBuffer& words = bits.host();
+  return {bits_base,
+          scales_base,
+          words.rows(),
+          words.cols() * 32,
+          group_size,
+          words.stride(),
+          scales.host().stride(),
+          words.offset(),
+          scales.host().offset()};
+}
+
 // ---- Problems and what they give ----
 
 Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern activations,
@@ -307,7 +343,8 @@ std::vector<cuda::Kernel> kernels_for(const Shape& shape) {
       kernels.push_back(kernel);
     }
   }
-  kernels.push_back(cuda::Kernel::kAuto);
+  // kAuto's are the same kernels.
+  if (!reduced() || kernels.empty()) kernels.push_back(cuda::Kernel::kAuto);
   return kernels;
 }
 
@@ -334,9 +371,9 @@ void DeviceTest::SetUp() {
   const std::string reason = no_device();
   if (!reason.empty()) {
     if (flag("BINARY_GEMM_REQUIRE_GPU")) {
-      FAIL() << "BINARY_GEMM_REQUIRE_GPU is set, but no usable GPU: " << reason;
+      FAIL() << "BINARY_GEMM_REQUIRE_GPU is set, but no GPU can be used: " << reason;
     }
-    GTEST_SKIP() << "no usable GPU: " << reason;
+    GTEST_SKIP() << "no usable GPU: " << reason;  // ctest looks for these words
   }
   stream_.emplace();
 }

@@ -132,6 +132,23 @@ struct DeviceActivation {
   DeviceOutput values, scales;
 };
 
+/// Packed weights on the device, as an output.
+struct DeviceWeights {
+  DeviceWeights(std::int64_t n, std::int64_t k, std::int64_t g, const Layout& layout,
+                cudaStream_t stream);
+  /// With null scales unless `with_scales`.
+  MutableWeightView view(bool with_scales = true) const;
+  /// The same view of what fetch left on the host.
+  MutableWeightView host_view(bool with_scales = true);
+  void fetch();
+
+  std::int64_t group_size;
+  DeviceOutput bits, scales;
+
+ private:
+  MutableWeightView at(std::uint32_t* bits_base, float16* scales_base) const;
+};
+
 /// Like make_problem, for large N: made of a few of its rows, with fresh bits.
 Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern activations,
                           const Layout& layout, std::uint64_t seed);
@@ -179,9 +196,14 @@ class ModeTest : public DeviceTest, public ::testing::WithParamInterface<Mode> {
     return {stream(), workspace, GetParam().programmatic, kernel};
   }
   void run(const std::function<void()>& body) const { testing::run(GetParam(), stream(), body); }
+  /// Whether to leave out case `index` of many: in a graph the kernels are the same as outside, so
+  /// a third of the cases will do.
+  static bool thinned(std::uint64_t index) {
+    return GetParam().captured && Random(index).bits() % 3 != 0;
+  }
 };
 
-/// The kernels of this device that take the shape, and kAuto.
+/// The kernels of this device that take the shape, and kAuto (in a reduced run, if there are none).
 std::vector<cuda::Kernel> kernels_for(const Shape& shape);
 
 }  // namespace testing

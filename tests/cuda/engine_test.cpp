@@ -246,7 +246,8 @@ TEST_F(CudaStreams, CallsDoNotWait) {
   struct Gate {
     std::atomic<bool> open{false};
     std::atomic<bool> gave_up{false};
-  } gate;
+  };
+  static Gate gate;  // outlives this test if it throws
   const auto wait = [](void* data) {
     auto* const g = static_cast<Gate*>(data);
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
