@@ -5,9 +5,10 @@
 ///
 /// Calls are asynchronous on the stream. They check their arguments first, throwing
 /// std::invalid_argument before anything is launched, and throw CudaError where CUDA fails. They
-/// allocate nothing, synchronize nothing, and may be captured in a graph (call prepare first). The
-/// device is the one that holds the weights (or x, where there are none); the current device is
-/// left as it was. M = 0 or N = 0 does nothing.
+/// allocate nothing, synchronize nothing, and may be captured in a graph (call prepare first). They
+/// run on the device that holds what they write, where all operands must be; the current device is
+/// left as it was. M = 0 or N = 0 does nothing. M, N, K and the strides of weights must be below
+/// 2^31.
 
 #include <cuda_runtime_api.h>
 
