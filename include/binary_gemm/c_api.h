@@ -1,5 +1,6 @@
 #pragma once
 
+/// @file
 /// The C ABI: what cpu.h and cuda.h do, for C11 and for anything that calls C. Needs no CUDA
 /// header.
 ///
@@ -30,13 +31,14 @@ extern "C" {
 
 // ---- Status and version ----
 
+/// How a call ended.
 typedef enum bg_status {
   BG_OK = 0,
-  BG_INVALID_ARGUMENT = 1,
-  BG_CUDA_ERROR = 2,     ///< A CUDA call failed; the message names the call and CUDA's error.
-  BG_OUT_OF_MEMORY = 3,  ///< On the host or on the device.
-  BG_NOT_SUPPORTED = 4,  ///< By this build of the library, or by this machine.
-  BG_INTERNAL = 5        ///< A bug in the library.
+  BG_INVALID_ARGUMENT = 1,  ///< And nothing was written or launched.
+  BG_CUDA_ERROR = 2,        ///< A CUDA call failed; the message names the call and CUDA's error.
+  BG_OUT_OF_MEMORY = 3,     ///< On the host or on the device.
+  BG_NOT_SUPPORTED = 4,     ///< By this build of the library, or by this machine.
+  BG_INTERNAL = 5           ///< A bug in the library.
 } bg_status;
 
 /// What the last call on this thread that failed had to say, and "" if none has. It is kept until
@@ -60,27 +62,28 @@ const char* bg_version_string(void);
 // The base of an operand is not const, as one struct serves operands that are read and ones that
 // are written; only those that a function says it writes are written.
 
+/// The type of a matrix's elements.
 typedef enum bg_type { BG_FLOAT32 = 0, BG_FLOAT16 = 1, BG_BFLOAT16 = 2, BG_INT8 = 3 } bg_type;
 
 /// A row-major matrix `[rows, cols]`.
 typedef struct bg_matrix {
-  uint32_t struct_size;
-  int32_t type;  ///< A bg_type.
-  void* data;
-  int64_t rows;
-  int64_t cols;
-  int64_t row_stride;  ///< Elements from a row to the next, at least `cols`.
-  int64_t offset;      ///< Elements from `data` to element (0, 0).
+  uint32_t struct_size;  ///< sizeof of the struct.
+  int32_t type;          ///< A bg_type.
+  void* data;            ///< The base, 16-byte aligned.
+  int64_t rows;          ///< Tokens, or outputs of a dense weight.
+  int64_t cols;          ///< Elements of a row.
+  int64_t row_stride;    ///< Elements from a row to the next, at least `cols`.
+  int64_t offset;        ///< Elements from `data` to element (0, 0).
 } bg_matrix;
 
 /// 1-bit weights `[n, k]`: bits `[n, k / 32]`, where bit `i` of word `j` is weight `32j + i` and 1
 /// means +scale, 0 means -scale; scales `[n, k / group_size]`, the bits of fp16.
 typedef struct bg_weights {
-  uint32_t struct_size;
-  uint32_t* bits;
-  uint16_t* scales;
-  int64_t n;
-  int64_t k;
+  uint32_t struct_size;   ///< sizeof of the struct.
+  uint32_t* bits;         ///< The bits' base, 16-byte aligned.
+  uint16_t* scales;       ///< The scales' base, 16-byte aligned.
+  int64_t n;              ///< Rows: outputs of the layer.
+  int64_t k;              ///< Weights of a row, a multiple of group_size.
   int64_t group_size;     ///< Weights per scale: 32, 64, 128 or 256.
   int64_t bits_stride;    ///< Words from a row to the next, at least k / 32.
   int64_t scales_stride;  ///< Scales from a row to the next, at least k / group_size.
@@ -90,11 +93,11 @@ typedef struct bg_weights {
 
 /// Quantized activations: int8 `[m, k]` and one fp32 scale a token.
 typedef struct bg_activation {
-  uint32_t struct_size;
-  int8_t* values;
-  float* scales;
-  int64_t m;
-  int64_t k;
+  uint32_t struct_size;   ///< sizeof of the struct.
+  int8_t* values;         ///< The values' base, 16-byte aligned.
+  float* scales;          ///< The scales' base, 16-byte aligned.
+  int64_t m;              ///< Rows: tokens.
+  int64_t k;              ///< Values of a row.
   int64_t row_stride;     ///< Elements from a row to the next, at least k.
   int64_t offset;         ///< Elements from `values` to element (0, 0).
   int64_t scales_offset;  ///< Elements from `scales` to token 0.
@@ -102,10 +105,10 @@ typedef struct bg_activation {
 
 /// A bias of n elements. Where a function takes one, NULL (or one whose data is NULL) means none.
 typedef struct bg_bias {
-  uint32_t struct_size;
-  const float* data;
-  int64_t n;
-  int64_t offset;  ///< Elements from `data` to the bias of row 0.
+  uint32_t struct_size;  ///< sizeof of the struct.
+  const float* data;     ///< The base, 16-byte aligned.
+  int64_t n;             ///< Elements: rows of the weights.
+  int64_t offset;        ///< Elements from `data` to the bias of row 0.
 } bg_bias;
 
 /// A dense matrix.
@@ -169,9 +172,9 @@ typedef enum bg_path {
 
 /// How a call runs. Where a function takes one, NULL means the defaults, which are zeros.
 typedef struct bg_execution {
-  uint32_t struct_size;
-  int32_t threads;  ///< 0: as many as there is work for. 1 in a build without OpenMP.
-  int32_t path;     ///< A bg_path.
+  uint32_t struct_size;  ///< sizeof of the struct.
+  int32_t threads;       ///< 0: as many as there is work for. 1 in a build without OpenMP.
+  int32_t path;          ///< A bg_path.
 } bg_execution;
 
 static inline bg_execution bg_execution_of(int32_t threads) {
@@ -211,12 +214,13 @@ bg_status bg_cpu_binary_gemm_rows(const bg_activation* x, const bg_weights* w, c
 bg_status bg_cpu_binary_linear(const bg_matrix* x, const bg_weights* w, const bg_bias* bias,
                                const bg_matrix* y, const bg_execution* execution);
 
-/// Make a layer: of a dense matrix `[n, k]`, as bg_cpu_pack_weights does; of a copy of packed
-/// weights; or of `[n, k / 128]` Q1_0 blocks. The bias is copied. *layer is written, and is NULL
-/// after a failure.
+/// Makes a layer of a dense matrix `[n, k]`, as bg_cpu_pack_weights does. The bias is copied.
+/// *layer is written, and is NULL after a failure.
 bg_status bg_cpu_linear_from_dense(const bg_matrix* dense, int64_t group_size, const bg_bias* bias,
                                    bg_linear** layer);
+/// The same of a copy of packed weights.
 bg_status bg_cpu_linear_from_packed(const bg_weights* w, const bg_bias* bias, bg_linear** layer);
+/// The same of `[n, k / 128]` Q1_0 blocks of ggml: q1_0.h.
 bg_status bg_cpu_linear_from_q1_0(const void* blocks, size_t blocks_bytes, int64_t n, int64_t k,
                                   const bg_bias* bias, bg_linear** layer);
 
@@ -233,7 +237,7 @@ bg_status bg_cpu_linear_run(const bg_linear* layer, const bg_matrix* x, const bg
 
 /// How a call is launched. Where a function takes one, NULL means the defaults, which are zeros.
 typedef struct bg_launch {
-  uint32_t struct_size;
+  uint32_t struct_size;    ///< sizeof of the struct.
   int32_t programmatic;    ///< Not 0: programmatic dependent launch, see cuda::Launch in cuda.h.
   void* stream;            ///< A cudaStream_t.
   void* workspace;         ///< Device memory, 16-byte aligned.
@@ -257,24 +261,30 @@ bg_status bg_cuda_is_supported(int64_t n, int64_t k, int64_t group_size, int32_t
 /// for an `[m, k]` input. Needs no GPU.
 bg_status bg_cuda_linear_workspace_bytes(int64_t m, int64_t k, size_t* bytes);
 
+/// bg_cpu_pack_weights on the device.
 bg_status bg_cuda_pack_weights(const bg_matrix* dense, const bg_weights* w,
                                const bg_launch* launch);
+/// bg_cpu_unpack_weights on the device.
 bg_status bg_cuda_unpack_weights(const bg_weights* w, const bg_matrix* dense,
                                  const bg_launch* launch);
+/// bg_cpu_quantize_activation on the device.
 bg_status bg_cuda_quantize_activation(const bg_matrix* x, const bg_activation* q,
                                       const bg_launch* launch);
+/// bg_cpu_binary_gemm on the device, with the same bits. Needs no workspace.
 bg_status bg_cuda_binary_gemm(const bg_activation* x, const bg_weights* w, const bg_bias* bias,
                               const bg_matrix* y, const bg_launch* launch);
-/// Needs a workspace.
+/// bg_cuda_quantize_activation, then bg_cuda_binary_gemm. Needs a workspace.
 bg_status bg_cuda_binary_linear(const bg_matrix* x, const bg_weights* w, const bg_bias* bias,
                                 const bg_matrix* y, const bg_launch* launch);
 
-/// Make a layer on the current device, and wait for the stream. The dense matrix is on that device;
-/// packed weights and the bias may be there or on the host; Q1_0 blocks are on the host.
+/// Makes a layer on the current device, and waits for the stream. The dense matrix is on that
+/// device; the bias may be there or on the host.
 bg_status bg_cuda_linear_from_dense(const bg_matrix* dense, int64_t group_size, const bg_bias* bias,
                                     const bg_launch* launch, bg_linear** layer);
+/// The same of a copy of packed weights, which may be on that device or on the host.
 bg_status bg_cuda_linear_from_packed(const bg_weights* w, const bg_bias* bias,
                                      const bg_launch* launch, bg_linear** layer);
+/// The same of `[n, k / 128]` Q1_0 blocks on the host.
 bg_status bg_cuda_linear_from_q1_0(const void* blocks, size_t blocks_bytes, int64_t n, int64_t k,
                                    const bg_bias* bias, const bg_launch* launch, bg_linear** layer);
 
