@@ -1,5 +1,6 @@
 #pragma once
 
+/// @file
 /// `aligned_vector<T>`: a std::vector whose buffer starts on a cache line, as views require 16
 /// bytes.
 
@@ -28,6 +29,7 @@ struct CacheLineAllocator {
   friend bool operator!=(const CacheLineAllocator&, const CacheLineAllocator&) { return false; }
 };
 
+/// Owns host memory that a view may name as its base.
 template <class T>
 using aligned_vector = std::vector<T, CacheLineAllocator<T>>;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+/// @file
 /// binary_gemm: matrix products with 1-bit weights and int8 activations.
 ///
 /// The layers, each knowing only those before it, and the types each may touch:

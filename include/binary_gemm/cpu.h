@@ -1,5 +1,6 @@
 #pragma once
 
+/// @file
 /// The six names on the CPU. Layer 6 of binary_gemm.h.
 ///
 /// Every function checks its arguments first and throws std::invalid_argument, with the values and
@@ -13,6 +14,7 @@
 #include "binary_gemm/views.h"
 
 namespace binary_gemm {
+/// The six names on the CPU: cpu.h.
 namespace cpu {
 
 /// A code path. All give the same bits; kAuto takes the fastest that this processor has.
@@ -87,12 +89,15 @@ class BinaryLinear {
   void operator()(const ConstMatrixView& x, const MatrixView& y,
                   const Execution& execution = {}) const;
 
+  /// The layer's weights `[n, k]`, dense; the view lives as long as the layer.
   WeightView weights() const;
+  /// The same, to be written.
   MutableWeightView weights();
+  /// The layer's bias `[n]`, or none.
   BiasView bias() const;
-  std::int64_t n() const { return n_; }
-  std::int64_t k() const { return k_; }
-  std::int64_t group_size() const { return group_size_; }
+  std::int64_t n() const { return n_; }                    ///< Outputs.
+  std::int64_t k() const { return k_; }                    ///< Inputs.
+  std::int64_t group_size() const { return group_size_; }  ///< Weights a scale.
 
  private:
   void copy_bias(const BiasView& bias);

@@ -1,13 +1,15 @@
 #pragma once
 
+/// @file
 /// The six names on CUDA: the same as in cpu.h, in the same argument order, on device memory, with
 /// a Launch at the end. Layer 6 of binary_gemm.h. Bits are equal to the CPU's.
 ///
 /// Calls are asynchronous on the stream. They check their arguments first, throwing
 /// std::invalid_argument before anything is launched, and throw CudaError where CUDA fails. They
-/// allocate nothing, synchronize nothing, and may be captured in a graph (call prepare first). The
-/// device is the one that holds the weights (or x, where there are none); the current device is
-/// left as it was. M = 0 or N = 0 does nothing.
+/// allocate nothing, synchronize nothing, and may be captured in a graph (call prepare first). They
+/// run on the device that holds what they write, where all operands must be; the current device is
+/// left as it was. M = 0 or N = 0 does nothing. M, N, K and the strides of weights must be below
+/// 2^31.
 
 #include <cuda_runtime_api.h>
 
@@ -20,12 +22,15 @@
 #include "binary_gemm/views.h"
 
 namespace binary_gemm {
+/// The six names on CUDA: cuda.h.
 namespace cuda {
 
 /// A CUDA call failed.
 class CudaError : public std::runtime_error {
  public:
+  /// `call` is the call as written; what() has it, and CUDA's name and text for the code.
   CudaError(cudaError_t code, const std::string& call);
+  /// What CUDA returned.
   cudaError_t code() const { return code_; }
 
  private:
@@ -44,14 +49,14 @@ const char* name(Kernel kernel);
 
 /// Device memory that a call may use, 16-byte aligned. Not needed by binary_gemm.
 struct Workspace {
-  void* data = nullptr;
-  std::size_t bytes = 0;
+  void* data = nullptr;   ///< On the device of the call; overlaps no operand.
+  std::size_t bytes = 0;  ///< At least linear_workspace_bytes(m, k).
 };
 
 /// How a call is launched.
 struct Launch {
-  cudaStream_t stream = nullptr;
-  Workspace workspace = {};
+  cudaStream_t stream = nullptr;  ///< Of the device of the call; null: its default stream.
+  Workspace workspace = {};       ///< For binary_linear; in use until the call has finished.
   /// Programmatic dependent launch: the kernels may start before those ahead of them in the stream
   /// have finished, and then read weights, their scales and nothing else until these have. So the
   /// weights must not be written by kernels just ahead. No effect below compute capability 9.0.
@@ -79,15 +84,26 @@ Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_
 /// An upper bound of the workspace that binary_linear needs for an `[m, k]` input.
 std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k);
 
+/// Packs `dense` `[n, k]` as cpu::pack_weights does. Simple rather than fast.
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w,
                   const Launch& launch = {});
+
+/// Unpacks to `dense` `[n, k]` as cpu::unpack_weights does. Simple rather than fast.
 void unpack_weights(const WeightView& w, const MatrixView& dense, const Launch& launch = {});
+
+/// Quantizes each row (token) of `x` `[m, k]` of bf16, fp16 or fp32 to int8 and a scale: see
+/// reference.h.
 void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,
                          const Launch& launch = {});
+
+/// `y[m, n] = sum_k x[m, k] w[n, k]` + bias: see reference.h. x is `[m, k]`, w `[n, k]`, y `[m, n]`
+/// of bf16, fp16 or fp32. y must not overlap an input. Any M: more tokens than a kernel takes are
+/// several launches.
 void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
                  const MatrixView& y, const Launch& launch = {});
 
-/// Needs linear_workspace_bytes(m, k) of workspace.
+/// quantize_activation, then binary_gemm. `x` is `[m, k]` of bf16, fp16 or fp32. Needs
+/// linear_workspace_bytes(m, k) of workspace.
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
                    const MatrixView& y, const Launch& launch = {});
 
@@ -97,10 +113,13 @@ class BinaryLinear {
   /// Weights of all -1 with zero scales, and a zero bias if `has_bias`, on the current device.
   BinaryLinear(std::int64_t n, std::int64_t k, std::int64_t group_size = 128,
                bool has_bias = false);
+  /// Takes the memory; `other` is left as a layer of n = k = 0.
   BinaryLinear(BinaryLinear&& other) noexcept;
+  /// Exchanges the layers.
   BinaryLinear& operator=(BinaryLinear&& other) noexcept;
   BinaryLinear(const BinaryLinear&) = delete;
   BinaryLinear& operator=(const BinaryLinear&) = delete;
+  /// Frees the memory; no call that uses it may still run.
   ~BinaryLinear();
 
   /// Binarizes `dense` `[n, k]`, which is on the current device: see cpu::BinaryLinear::from_dense.
@@ -115,12 +134,15 @@ class BinaryLinear {
   /// binary_linear with this layer's weights.
   void operator()(const ConstMatrixView& x, const MatrixView& y, const Launch& launch = {}) const;
 
+  /// The layer's weights `[n, k]`, dense, on its device; the view lives as long as the layer.
   WeightView weights() const;
+  /// The same, to be written.
   MutableWeightView weights();
+  /// The layer's bias `[n]`, or none.
   BiasView bias() const;
-  std::int64_t n() const { return n_; }
-  std::int64_t k() const { return k_; }
-  std::int64_t group_size() const { return group_size_; }
+  std::int64_t n() const { return n_; }                    ///< Outputs.
+  std::int64_t k() const { return k_; }                    ///< Inputs.
+  std::int64_t group_size() const { return group_size_; }  ///< Weights a scale.
 
  private:
   void copy_bias(const BiasView& bias, cudaStream_t stream);

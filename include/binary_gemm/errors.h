@@ -1,5 +1,6 @@
 #pragma once
 
+/// @file
 /// Errors. A wrong argument throws std::invalid_argument with the values and the rule they break,
 /// before anything is written or launched. CUDA failures have a type of their own (cuda.h).
 

@@ -1,5 +1,6 @@
 #pragma once
 
+/// @file
 /// The contract of numbers, as code: every backend, kernel and batch size gives these bits.
 ///
 /// - Weights are +s or -s, with one fp16 scale `s` per group of G along K. The dot product of a
@@ -22,12 +23,14 @@
 #include "binary_gemm/views.h"
 
 namespace binary_gemm {
+/// The contract of numbers: reference.h.
 namespace reference {
+
+/// What slice_unit_exponent says of a wide slice.
+inline constexpr int kWide = std::numeric_limits<int>::max();
 
 /// The exponent of a narrow slice's unit `u = 2^(floor(log2 s_max) - 13)`, where `s_max` is the
 /// largest |scale| of `groups` scales, or `kWide` if some scale is not finite or no multiple of u.
-inline constexpr int kWide = std::numeric_limits<int>::max();
-
 inline int slice_unit_exponent(const float16* scales, std::int64_t groups) {
   float largest = 0;
   for (std::int64_t g = 0; g < groups; ++g) {

@@ -1,5 +1,6 @@
 #pragma once
 
+/// @file
 /// Views: where the operands lie. A view owns nothing and is copied freely.
 ///
 /// Every buffer is named by its base, which must be 16-byte aligned (every call checks it), and by
@@ -23,12 +24,12 @@ inline constexpr std::int64_t kSliceK = 1024;
 /// A dense row-major matrix `[rows, cols]` of bf16, fp16, fp32 (or int8, for pack and unpack).
 template <class Void>
 struct BasicMatrixView {
-  Void* data = nullptr;
-  DataType type = DataType::kFloat32;
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-  std::int64_t row_stride = 0;  ///< Elements from a row to the next, at least `cols`.
-  std::int64_t offset = 0;      ///< Elements from `data` to element (0, 0).
+  Void* data = nullptr;                ///< The base, 16-byte aligned.
+  DataType type = DataType::kFloat32;  ///< Of an element.
+  std::int64_t rows = 0;               ///< Tokens, or outputs of a dense weight.
+  std::int64_t cols = 0;               ///< Elements of a row.
+  std::int64_t row_stride = 0;         ///< Elements from a row to the next, at least `cols`.
+  std::int64_t offset = 0;             ///< Elements from `data` to element (0, 0).
 
   /// Rows `[begin, begin + count)`. Throws std::invalid_argument if they are not all in the matrix.
   BasicMatrixView row_range(std::int64_t begin, std::int64_t count) const {
@@ -58,7 +59,9 @@ struct BasicMatrixView {
   }
 };
 
+/// A matrix that may be written.
 using MatrixView = BasicMatrixView<void>;
+/// A matrix that is only read.
 using ConstMatrixView = BasicMatrixView<const void>;
 
 /// A view of `T data[rows][cols]`; `row_stride` defaults to `cols`.
@@ -77,10 +80,10 @@ auto matrix_view(T* data, std::int64_t rows, std::int64_t cols, std::int64_t row
 /// and 1 means +scale, 0 means -scale; scales `fp16 [n, k/group_size]`.
 template <class Word, class Scale>
 struct BasicWeightView {
-  Word* bits = nullptr;
-  Scale* scales = nullptr;
-  std::int64_t n = 0;
-  std::int64_t k = 0;
+  Word* bits = nullptr;            ///< The bits' base, 16-byte aligned.
+  Scale* scales = nullptr;         ///< The scales' base, 16-byte aligned.
+  std::int64_t n = 0;              ///< Rows: outputs of the layer.
+  std::int64_t k = 0;              ///< Weights of a row, a multiple of group_size.
   std::int64_t group_size = 128;   ///< Weights per scale: 32, 64, 128 or 256.
   std::int64_t bits_stride = 0;    ///< Words from a row to the next, at least k / 32.
   std::int64_t scales_stride = 0;  ///< Scales from a row to the next, at least k / group_size.
@@ -121,7 +124,9 @@ struct BasicWeightView {
   }
 };
 
+/// Weights that may be written.
 using MutableWeightView = BasicWeightView<std::uint32_t, float16>;
+/// Weights that are only read.
 using WeightView = BasicWeightView<const std::uint32_t, const float16>;
 
 /// A dense, unsharded weight view.
@@ -134,10 +139,10 @@ BasicWeightView<Word, Scale> weight_view(Word* bits, Scale* scales, std::int64_t
 /// Quantized activations: int8 `[m, k]` row-major and one fp32 scale a row (token).
 template <class Value, class Scale>
 struct BasicActivationView {
-  Value* values = nullptr;
-  Scale* scales = nullptr;
-  std::int64_t m = 0;
-  std::int64_t k = 0;
+  Value* values = nullptr;         ///< The values' base, 16-byte aligned.
+  Scale* scales = nullptr;         ///< The scales' base, 16-byte aligned.
+  std::int64_t m = 0;              ///< Rows: tokens.
+  std::int64_t k = 0;              ///< Values of a row.
   std::int64_t row_stride = 0;     ///< Elements from a row to the next, at least k.
   std::int64_t offset = 0;         ///< Elements from `values` to element (0, 0).
   std::int64_t scales_offset = 0;  ///< Elements from `scales` to token 0.
@@ -172,7 +177,9 @@ struct BasicActivationView {
   }
 };
 
+/// Activations that may be written.
 using MutableActivationView = BasicActivationView<std::int8_t, float>;
+/// Activations that are only read.
 using ActivationView = BasicActivationView<const std::int8_t, const float>;
 
 /// A dense activation view.
@@ -184,10 +191,12 @@ BasicActivationView<Value, Scale> activation_view(Value* values, Scale* scales, 
 
 /// An optional fp32 bias of `n` elements; a default-constructed one means none.
 struct BiasView {
-  const float* data = nullptr;
-  std::int64_t n = 0;
-  std::int64_t offset = 0;  ///< Elements from `data` to the bias of row 0.
+  const float* data = nullptr;  ///< The base, 16-byte aligned; null: no bias.
+  std::int64_t n = 0;           ///< Elements: rows of the weights.
+  std::int64_t offset = 0;      ///< Elements from `data` to the bias of row 0.
 
+  /// The bias of rows `[begin, begin + count)`. Throws std::invalid_argument if they are not all
+  /// there; no bias stays none.
   BiasView row_range(std::int64_t begin, std::int64_t count) const {
     if (data == nullptr) return {};
     detail::check_range("bias", begin, count, n);

@@ -46,9 +46,13 @@ DecodeLaunch plan_decode_s8(const DecodeShape& shape);
 inline constexpr std::uint32_t kDecodeB1Rows = 32;
 inline constexpr std::uint32_t kDecodeS8Rows = 16;
 
-/// Every kernel of the family, for attributes.
+/// Every kernel of the family, to be loaded and given its shared memory.
 std::vector<const void*> decode_b1_kernels();
 std::vector<const void*> decode_s8_kernels();
+
+/// The kernels that need nothing but loading.
+std::vector<const void*> quantize_kernels();
+std::vector<const void*> pack_kernels();
 
 }  // namespace cuda
 }  // namespace binary_gemm

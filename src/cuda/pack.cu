@@ -4,6 +4,7 @@
 #include <string>
 
 #include "check.h"
+#include "families.h"
 #include "launch.h"
 
 namespace binary_gemm {
@@ -53,6 +54,11 @@ void launch_rows(const Device& device, const void* kernel, kernels::PackParams& 
 }
 
 }  // namespace
+
+std::vector<const void*> pack_kernels() {
+  return {reinterpret_cast<const void*>(&kernels::pack_rows),
+          reinterpret_cast<const void*>(&kernels::unpack_rows)};
+}
 
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w, const Launch& launch) {
   check::pack_weights(dense, w);

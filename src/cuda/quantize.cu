@@ -4,10 +4,30 @@
 #include <string>
 
 #include "check.h"
+#include "families.h"
 #include "launch.h"
 
 namespace binary_gemm {
 namespace cuda {
+namespace {
+
+const void* kernel_for(DataType type) {
+  switch (type) {
+    case DataType::kFloat16:
+      return reinterpret_cast<const void*>(&kernels::quantize_rows<__half>);
+    case DataType::kBFloat16:
+      return reinterpret_cast<const void*>(&kernels::quantize_rows<__nv_bfloat16>);
+    default:
+      return reinterpret_cast<const void*>(&kernels::quantize_rows<float>);
+  }
+}
+
+}  // namespace
+
+std::vector<const void*> quantize_kernels() {
+  return {kernel_for(DataType::kFloat32), kernel_for(DataType::kFloat16),
+          kernel_for(DataType::kBFloat16)};
+}
 
 void launch_quantize(const Device& device, const ConstMatrixView& x, const MutableActivationView& q,
                      const Launch& launch) {
@@ -23,13 +43,8 @@ void launch_quantize(const Device& device, const ConstMatrixView& x, const Mutab
                       x.row_stride * element % 16 == 0 &&
                       reinterpret_cast<std::uintptr_t>(params.q) % 8 == 0 &&
                       q.row_stride % 8 == 0 && x.cols % kernels::kQuantizeVector == 0;
-  const void* kernel = x.type == DataType::kFloat32
-                           ? reinterpret_cast<const void*>(&kernels::quantize_rows<float>)
-                       : x.type == DataType::kFloat16
-                           ? reinterpret_cast<const void*>(&kernels::quantize_rows<__half>)
-                           : reinterpret_cast<const void*>(&kernels::quantize_rows<__nv_bfloat16>);
   void* arguments[] = {&params};
-  launch_kernel(device, kernel, dim3(static_cast<unsigned>(x.rows)),
+  launch_kernel(device, kernel_for(x.type), dim3(static_cast<unsigned>(x.rows)),
                 dim3(kernels::kQuantizeThreads), 0, launch, arguments);
 }
 

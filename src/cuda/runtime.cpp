@@ -42,16 +42,22 @@ Device prepare_device(int index) {
       cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, index));
   const DeviceGuard guard(index);
   // Reading a kernel's attributes loads it, so that nothing is loaded inside a capture.
+  const auto load = [](const void* kernel) {
+    cudaFuncAttributes attributes;
+    BINARY_GEMM_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    return attributes.binaryVersion;
+  };
   for (const std::vector<const void*>& family : {decode_b1_kernels(), decode_s8_kernels()}) {
     for (const void* kernel : family) {
-      cudaFuncAttributes attributes;
-      BINARY_GEMM_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-      device.architecture = attributes.binaryVersion;
+      device.architecture = load(kernel);
       BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             device.shared_limit));
       BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                             cudaSharedmemCarveoutMaxShared));
     }
+  }
+  for (const std::vector<const void*>& family : {quantize_kernels(), pack_kernels()}) {
+    for (const void* kernel : family) load(kernel);
   }
   return device;
 }

@@ -262,9 +262,6 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
   }
 };
 
-#ifndef BG_TS
-#define BG_TS(i)
-#endif
 /// Grid: CTAs of 32 rows of W in x. Block: (32, DecodeB1::warps). Dynamic shared memory:
 /// DecodeB1::shared_bytes. With kEngine the copy engine fetches the weights (see weight_tile.cuh):
 /// all slices have a warp.
@@ -280,7 +277,6 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   const unsigned warps = blockDim.y;
   const unsigned slices = params.slices;
   const unsigned n0 = blockIdx.x * Plan::kRows;
-  BG_TS(0);
   char* scales = shared + warps * TilePlan::kBitsBytes;
   char* kept = scales + warps * TilePlan::kScaleBytes;
   const std::uint32_t scales_barrier = ptx::shared_address(shared) + warps * Plan::kWarpBytes;
@@ -296,7 +292,6 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   __syncwarp();
 #endif
   ptx::launch_dependents();
-  BG_TS(1);
 
   DecodeB1Warp<kTokens, kGroup> work{
       {params, shared + warp * TilePlan::kBitsBytes, scales + warp * TilePlan::kScales * 2,
@@ -331,10 +326,8 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
       }
       std::uint32_t words[kTokens][8];
       work.load_x(words);
-      BG_TS(2);
       work.make_planes(words);
     }
-    BG_TS(3);
     if (kEngine && !early) __syncthreads();  // the barriers are ready
     if (busy) {
       if (!early) {
@@ -344,23 +337,19 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
       __syncwarp();
       typename DecodeB1Warp<kTokens, kGroup>::Operand x;
       work.load_operand(x);
-      BG_TS(4);
       if (kEngine) {
         wait_for_barrier(bits_barrier, 0);
       } else {
         ptx::cp_async_wait<0>();
         __syncwarp();
       }
-      BG_TS(5);
       float p[kTokens];
       work.multiply(x, unit, p);
       if (__any_sync(0xffffffffu, !unit.narrow)) work.wide_sums(unit.narrow, p);
 #pragma unroll
       for (int m = 0; m < kTokens; ++m) work.partial(m)[work.own_row()] = p[m];
     }
-    BG_TS(6);
     __syncthreads();
-    BG_TS(7);
     if (writes) {
       const float* sums =
           reinterpret_cast<const float*>(kept + Plan::kPartialOffset) + warp * Plan::kRows + lane;
@@ -374,7 +363,6 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
         params.bias != nullptr ? __fmaf_rn(acc, x_scale, bias) : __fmul_rn(acc, x_scale);
     store_output(params.y, params.y_type, warp * params.y_stride + n, value);
   }
-  BG_TS(8);
 }
 
 }  // namespace kernels
