@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "binary_gemm/kernels/expand.cuh"
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
 
@@ -20,6 +21,9 @@ struct QuantizeParams {
   std::int64_t q_stride;
   float* scales;  ///< [m]
   std::int64_t k;
+  /// 0: q is row-major. Else the group size whose order (expand.cuh) q has, in rows padded with zeros
+  /// to a multiple of 128 and 16-byte aligned.
+  int order;
   bool vectorized;  ///< x's rows are 16-byte aligned, q's 8-byte, and k is a multiple of 8
 };
 
@@ -69,6 +73,28 @@ __device__ inline std::uint32_t largest_magnitude(const QuantizeVector<T>& vecto
   return largest;
 }
 
+/// Eight values of a block of 128, from `column` of it on (a multiple of 8), to their places in the
+/// order: the inverse of source_column.
+__device__ inline void store_ordered(std::int8_t* block, unsigned column, int group,
+                                     std::uint32_t low, std::uint32_t high) {
+  if (group == 32) {
+    // column = 32 step + 8t: the halves' words of lane t.
+    std::int8_t* target = block + column / 32 * 32 + column / 8 % 4 * 4;
+    *reinterpret_cast<std::uint32_t*>(target) = __byte_perm(low, high, 0x5140);
+    *reinterpret_cast<std::uint32_t*>(target + 16) = __byte_perm(low, high, 0x7362);
+    return;
+  }
+  // The 16 values of which these are half belong to lane t; values v and v + 4 go side by side.
+  const unsigned half = group >= 128 ? column / 16 % 2 : column / 64;
+  const unsigned t = group >= 128 ? column / 32 : column / 16 % 4;
+  std::int8_t* target = block + 64 * half + 4 * t + column / 8 % 2 * 2;
+#pragma unroll
+  for (unsigned j = 0; j < 4; ++j) {
+    *reinterpret_cast<std::uint16_t*>(target + 16 * j) =
+        static_cast<std::uint16_t>(__byte_perm(low, high, j | (4 + j) << 4));
+  }
+}
+
 template <class T>
 __device__ inline void store_vector(const QuantizeParams& params, std::int8_t* row,
                                     std::int64_t column, const QuantizeVector<T>& vector,
@@ -88,7 +114,10 @@ __device__ inline void store_vector(const QuantizeParams& params, std::int8_t* r
     const std::uint32_t high = __byte_perm(bytes[2], bytes[3], 0x0040);
     words[w] = __byte_perm(low, high, 0x5410);
   }
-  if (params.vectorized) {
+  if (params.order != 0) {
+    store_ordered(row + column / kOrderBlock * kOrderBlock,
+                  static_cast<unsigned>(column % kOrderBlock), params.order, words[0], words[1]);
+  } else if (params.vectorized) {
     *reinterpret_cast<uint2*>(row + column) = make_uint2(words[0], words[1]);
   } else {
 #pragma unroll
@@ -135,8 +164,10 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   // 127 / a would overflow for a tiny a; scaling both by 2^64 changes no mantissa (reference.h).
   const float lift = a < 0x1p-64f ? 0x1p64f : 1.0f;
   const float inverse = finite && a > 0 ? __fdiv_rn(127.0f, __fmul_rn(a, lift)) : 0.0f;
+  const std::int64_t columns =
+      params.order != 0 ? (params.k + kOrderBlock - 1) / kOrderBlock * kOrderBlock : params.k;
   const auto store = [&](std::int64_t column, const QuantizeVector<T>& vector) {
-    if (column >= params.k) return;
+    if (column >= columns) return;
     if (finite) {
       store_vector(params, q, column, vector, lift, inverse);
     } else {
@@ -145,7 +176,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   };
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) store(first + i * kStep, kept[i]);
-  for (std::int64_t column = first + kQuantizeKept * kStep; column < params.k; column += kStep) {
+  for (std::int64_t column = first + kQuantizeKept * kStep; column < columns; column += kStep) {
     store(column, load_vector(params, x, column));
   }
 }
