@@ -50,6 +50,12 @@ if(binary_gemm_cpu_type STREQUAL STATIC_LIBRARY)
     endforeach()
   endif()
   string(APPEND binary_gemm_cpu_libs " -lm")
+  # A C program's driver does not bring C++'s runtime.
+  foreach(library stdc++ c++)
+    if(library IN_LIST CMAKE_CXX_IMPLICIT_LINK_LIBRARIES)
+      string(APPEND binary_gemm_cpu_libs " -l${library}")
+    endif()
+  endforeach()
 endif()
 
 configure_package_config_file(cmake/binary_gemm-config.cmake.in

@@ -180,9 +180,17 @@ void weight_shape(std::int64_t n, std::int64_t k, std::int64_t g) {
     fail("weights: shape ", shape(n, k), " overflows a 64-bit count");
 }
 
-void weights(const WeightView& w) { weight_regions(w); }
+void layer(const ConstMatrixView& dense, std::int64_t g, const BiasView& bias) {
+  weight_shape(dense.rows, dense.cols, g);
+  known_type("dense weights", dense.type);
+  matrix("dense weights", dense);
+  bias_region(bias, dense.rows);
+}
 
-void bias(const BiasView& bias, std::int64_t n) { bias_region(bias, n); }
+void layer(const WeightView& w, const BiasView& bias) {
+  weight_regions(w);
+  bias_region(bias, w.n);
+}
 
 void row_range(std::int64_t begin, std::int64_t end, std::int64_t n) {
   if (begin < 0 || end < begin || end > n) {

@@ -9,8 +9,9 @@ namespace binary_gemm {
 namespace check {
 
 void weight_shape(std::int64_t n, std::int64_t k, std::int64_t g);
-void weights(const WeightView& w);
-void bias(const BiasView& bias, std::int64_t n);
+/// What BinaryLinear is made of; checked before it allocates.
+void layer(const ConstMatrixView& dense, std::int64_t g, const BiasView& bias);
+void layer(const WeightView& w, const BiasView& bias);
 void row_range(std::int64_t begin, std::int64_t end, std::int64_t n);
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w);
 void unpack_weights(const WeightView& w, const MatrixView& dense);

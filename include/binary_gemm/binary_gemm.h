@@ -14,8 +14,9 @@
 /// 5. The compiled core in src/: checks, choice, launch (views in, raw pointers out).
 /// 6. The six names - pack_weights, unpack_weights, quantize_activation, binary_gemm,
 ///    binary_linear, BinaryLinear - in cpu.h and, where the library was built with CUDA, cuda.h.
+/// 7. The same from C: c_api.h (plain structs in, views out).
 ///
-/// This header brings in all but cuda.h, which needs the CUDA headers.
+/// This header brings in all of C++ but cuda.h, which needs the CUDA headers.
 
 #include "binary_gemm/aligned_vector.h"
 #include "binary_gemm/cpu.h"

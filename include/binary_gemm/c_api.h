@@ -134,6 +134,7 @@ static inline bg_activation bg_activation_of(const int8_t* values, const float* 
   return activation;
 }
 
+/// A bias from its base on.
 static inline bg_bias bg_bias_of(const float* data, int64_t n) {
   bg_bias bias = {sizeof(bg_bias), data, n, 0};
   return bias;
@@ -177,6 +178,7 @@ typedef struct bg_execution {
   int32_t path;          ///< A bg_path.
 } bg_execution;
 
+/// The defaults, but for the threads.
 static inline bg_execution bg_execution_of(int32_t threads) {
   bg_execution execution = {sizeof(bg_execution), threads, BG_PATH_AUTO};
   return execution;
@@ -244,6 +246,7 @@ typedef struct bg_launch {
   size_t workspace_bytes;  ///< What it holds.
 } bg_launch;
 
+/// A launch on a stream, with a workspace (or NULL and 0). Not programmatic.
 static inline bg_launch bg_launch_of(void* stream, void* workspace, size_t workspace_bytes) {
   bg_launch launch = {sizeof(bg_launch), 0, stream, workspace, workspace_bytes};
   return launch;

@@ -58,8 +58,9 @@ struct Launch {
   cudaStream_t stream = nullptr;  ///< Of the device of the call; null: its default stream.
   Workspace workspace = {};       ///< For binary_linear; in use until the call has finished.
   /// Programmatic dependent launch: the kernels may start before those ahead of them in the stream
-  /// have finished, and then read weights, their scales and nothing else until these have. So the
-  /// weights must not be written by kernels just ahead. No effect below compute capability 9.0.
+  /// have finished, and then read weights, their scales and nothing else until these have. So after
+  /// weights have been written in the stream, by pack_weights too, the next call must not be
+  /// programmatic. No effect below compute capability 9.0.
   bool programmatic = false;
   /// Forces a kernel, for tests and tuning; std::invalid_argument where it can't run.
   Kernel kernel = Kernel::kAuto;

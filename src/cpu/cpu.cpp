@@ -35,25 +35,31 @@ const PathKernels& kernels(Path path) {
   return kPortableKernels;
 }
 
+#ifdef _OPENMP
 // Multiplications (or elements moved) that are worth a thread: some 15 us of them, where starting
 // and joining one takes 5 us on idle cores and far more on busy ones.
 constexpr std::int64_t kWorkPerThread = std::int64_t{1} << 20;
+// More threads than this a processor are not started, whatever is asked for: OpenMP's runtime ends
+// the program when the system refuses one.
+constexpr int kThreadsPerProcessor = 4;
+#endif
 
 // The threads for `rows` rows of `row_work` multiplications each: what the caller asked for, or by
 // default as many as there is work for.
-int thread_count(const Execution& execution, std::int64_t rows, std::int64_t row_work) {
+int thread_count(const Execution& execution, [[maybe_unused]] std::int64_t rows,
+                 [[maybe_unused]] std::int64_t row_work) {
   if (execution.threads < 0) {
     throw std::invalid_argument("binary_gemm: threads = " + std::to_string(execution.threads) +
                                 " must not be negative");
   }
 #ifdef _OPENMP
-  if (execution.threads > 0) return execution.threads;
+  if (execution.threads > 0) {
+    return std::min(execution.threads, kThreadsPerProcessor * omp_get_num_procs());
+  }
   const double work = static_cast<double>(rows) * static_cast<double>(row_work);
   const double useful = std::max(1.0, work / static_cast<double>(kWorkPerThread));
   return static_cast<int>(std::min<double>(omp_get_max_threads(), useful));
 #else
-  static_cast<void>(rows);
-  static_cast<void>(row_work);
   return 1;
 #endif
 }
@@ -296,6 +302,7 @@ BinaryLinear::BinaryLinear(std::int64_t n, std::int64_t k, std::int64_t group_si
 
 BinaryLinear BinaryLinear::from_dense(const ConstMatrixView& dense, std::int64_t group_size,
                                       const BiasView& bias) {
+  check::layer(dense, group_size, bias);
   BinaryLinear layer(dense.rows, dense.cols, group_size, bias.data != nullptr);
   pack_weights(dense, layer.weights());
   layer.copy_bias(bias);
@@ -303,7 +310,7 @@ BinaryLinear BinaryLinear::from_dense(const ConstMatrixView& dense, std::int64_t
 }
 
 BinaryLinear BinaryLinear::from_packed(const WeightView& w, const BiasView& bias) {
-  check::weights(w);
+  check::layer(w, bias);
   BinaryLinear layer(w.n, w.k, w.group_size, bias.data != nullptr);
   const std::int64_t words = w.k / 32;
   const std::int64_t groups = w.k / w.group_size;
@@ -317,9 +324,7 @@ BinaryLinear BinaryLinear::from_packed(const WeightView& w, const BiasView& bias
 }
 
 void BinaryLinear::copy_bias(const BiasView& bias) {
-  if (bias.data == nullptr) return;
-  check::bias(bias, n_);
-  if (n_ == 0) return;
+  if (bias.data == nullptr || n_ == 0) return;
   std::copy_n(bias.data + bias.offset, n_, bias_.data());
 }
 

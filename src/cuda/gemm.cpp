@@ -178,15 +178,18 @@ void check_devices(const Device& device, const ActivationView& x, const WeightVi
   if (bias.data != nullptr) check_device("bias", bias.data, device);
 }
 
+// Throws unless the kernel that the caller forces can take the product.
+void check_kernel(const Device& device, Kernel kernel, std::int64_t m, std::int64_t group_size) {
+  if (can_run(device, kernel, m, group_size)) return;
+  throw std::invalid_argument(std::string("binary_gemm: the kernel ") + name(kernel) +
+                              " can't take M = " + std::to_string(m) + " with groups of " +
+                              std::to_string(group_size) + " on device " +
+                              std::to_string(device.index));
+}
+
 // The product, for arguments that have been checked.
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
               const BiasView& bias, const MatrixView& y, const Launch& launch) {
-  if (!can_run(device, launch.kernel, x.m, w.group_size)) {
-    throw std::invalid_argument(std::string("binary_gemm: the kernel ") + name(launch.kernel) +
-                                " can't take M = " + std::to_string(x.m) + " with groups of " +
-                                std::to_string(w.group_size) + " on device " +
-                                std::to_string(device.index));
-  }
   for (std::int64_t m = 0; m < x.m;) {
     const KernelConfig config = configuration(device, launch.kernel, x.m - m, w.group_size);
     const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
@@ -272,6 +275,7 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& b
   if (x.m == 0 || w.n == 0) return;
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_devices(device, x, w, bias, y);
+  check_kernel(device, launch.kernel, x.m, w.group_size);
   const DeviceGuard guard(device.index);
   multiply(device, x, w, bias, y, launch);
 }
@@ -298,6 +302,7 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
   check_device("workspace", launch.workspace.data, device);
   check_device("x", x.cols > 0 ? x.data : y.data, device);
   check_devices(device, q, w, bias, y);
+  check_kernel(device, launch.kernel, x.rows, w.group_size);
   const DeviceGuard guard(device.index);
   launch_quantize(device, x, q, launch);
   multiply(device, q, w, bias, y, launch);

@@ -68,8 +68,7 @@ BinaryLinear::~BinaryLinear() {
 
 BinaryLinear BinaryLinear::from_dense(const ConstMatrixView& dense, std::int64_t group_size,
                                       const BiasView& bias, const Launch& launch) {
-  check::weight_shape(dense.rows, dense.cols, group_size);
-  if (bias.data != nullptr) check::bias(bias, dense.rows);
+  check::layer(dense, group_size, bias);
   BinaryLinear layer(dense.rows, dense.cols, group_size, bias.data != nullptr);
   pack_weights(dense, layer.weights(), launch);
   layer.copy_bias(bias, launch.stream);
@@ -79,8 +78,7 @@ BinaryLinear BinaryLinear::from_dense(const ConstMatrixView& dense, std::int64_t
 
 BinaryLinear BinaryLinear::from_packed(const WeightView& w, const BiasView& bias,
                                        const Launch& launch) {
-  check::weights(w);
-  if (bias.data != nullptr) check::bias(bias, w.n);
+  check::layer(w, bias);
   BinaryLinear layer(w.n, w.k, w.group_size, bias.data != nullptr);
   const auto copy = [&](void* to, std::int64_t row_bytes, const void* from, std::int64_t stride) {
     if (w.n == 0 || row_bytes == 0) return;

@@ -119,8 +119,9 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
   /// Every token's slice sum for row own_row(), rounded.
   __device__ void multiply(const Operand& x, const SliceUnit& unit, float (&p)[kTokens]) const {
     // Planes 2t and 2t + 1 weigh 4^t and 2 · 4^t, the last -2^7; the dot takes twice the counts.
-    const std::int32_t weight = 2 << (2 * t());
-    const std::int32_t upper_weight = t() == 3 ? -2 * weight : 2 * weight;
+    // In unsigned words, since sums may wrap on the way to a total that fits.
+    const std::uint32_t weight = 2u << (2 * t());
+    const std::uint32_t upper_weight = t() == 3 ? 0u - 2 * weight : 2 * weight;
     // A fragments of blocks 2i and 2i + 1: word t of rows g and g + 8 of the tile.
     std::uint32_t a[Plan::kTiles][TilePlan::kBlocks / 2][4];
     const auto load_tile = [&](int tile) {
@@ -132,7 +133,7 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
     };
     // With one token there are registers to load all before the first product.
     if (kTokens == 1) load_tile(0), load_tile(1);
-    std::int32_t v[kTokens][4];  // this lane's part of row g + 8i
+    std::uint32_t v[kTokens][4];  // this lane's part of row g + 8i
 #pragma unroll
     for (int tile = 0; tile < Plan::kTiles; ++tile) {
       if (kTokens > 1) load_tile(tile);
@@ -158,13 +159,16 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
       for (int m = 0; m < kTokens; ++m) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          v[m][2 * tile + i] = acc[m][i][0] * weight + acc[m][i][1] * upper_weight;
+          v[m][2 * tile + i] = static_cast<std::uint32_t>(acc[m][i][0]) * weight +
+                               static_cast<std::uint32_t>(acc[m][i][1]) * upper_weight;
         }
       }
     }
 #pragma unroll
     for (int m = 0; m < kTokens; ++m) {
-      const std::int32_t total = transpose_add(v[m]) - x.correction[m];
+      const std::uint32_t wrapped =
+          transpose_add(v[m]) - static_cast<std::uint32_t>(x.correction[m]);
+      const std::int32_t total = static_cast<std::int32_t>(wrapped);
       p[m] = __fmul_rn(static_cast<float>(total), unit.unit);
     }
   }
@@ -234,9 +238,9 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
   }
 
   /// v[i] holds this lane's part of row g + 8i; returns the sum over the four lanes for row g + 8t.
-  __device__ std::int32_t transpose_add(const std::int32_t (&v)[4]) const {
+  __device__ std::uint32_t transpose_add(const std::uint32_t (&v)[4]) const {
     const bool upper = (lane & 2) != 0;
-    std::int32_t kept0 = upper ? v[2] : v[0], kept1 = upper ? v[3] : v[1];
+    std::uint32_t kept0 = upper ? v[2] : v[0], kept1 = upper ? v[3] : v[1];
     kept0 += __shfl_xor_sync(0xffffffffu, upper ? v[0] : v[2], 2);
     kept1 += __shfl_xor_sync(0xffffffffu, upper ? v[1] : v[3], 2);
     const bool odd = (lane & 1) != 0;
