@@ -76,8 +76,15 @@ std::vector<const void*> decode_s8_kernels() {
   for (const bool engine : {false, true}) {
     for (const std::int64_t group : {32, 64, 128, 256}) {
       for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}, std::uint8_t{32}}) {
-        const DecodeShape shape{
-            {kernels::Family::kDecodeS8, tokens}, 16, kSliceK, group, engine, 1 << 17, 1 << 17, 1};
+        const DecodeShape shape{{kernels::Family::kDecodeS8, tokens, 0},
+                                16,
+                                kSliceK,
+                                group,
+                                engine,
+                                false,
+                                1 << 17,
+                                1 << 17,
+                                1};
         all.push_back(plan_decode_s8(shape).kernel);
       }
     }

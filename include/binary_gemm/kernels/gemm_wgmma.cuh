@@ -2,11 +2,12 @@
 
 /// Large batches on Hopper (sm_90a): y = x · Wᵀ by wgmma, weights expanded in registers.
 ///
-/// Rows of W are operand A of m64nNk32, which may lie in registers: a lane expands the word it holds
-/// to bytes of +1 and -1 (expand.cuh) and a weight never is a byte in memory. Tokens are operand B, in
-/// shared memory; within each 128 of K their bytes are in the order that this expansion gives
-/// (permute.cuh). A dot of one group is an int32 accumulator; times the row's mantissa it is added to
-/// the slice's int32 sum, and once a slice (1024 of K) that is rounded and added to the total.
+/// Rows of W are operand A of m64nNk32, which may lie in registers: a lane expands the word it
+/// holds to bytes of +1 and -1 (expand.cuh) and a weight never is a byte in memory. Tokens are
+/// operand B, in shared memory; within each 128 of K their bytes are in the order that this
+/// expansion gives (permute.cuh). A dot of one group is an int32 accumulator; times the row's
+/// mantissa it is added to the slice's int32 sum, and once a slice (1024 of K) that is rounded and
+/// added to the total.
 ///
 /// A CTA is persistent and computes tiles of 64 · kConsumers rows by kTokens tokens. Warpgroups
 /// 0 .. kConsumers - 1 multiply, 64 rows each. Of the last warpgroup
@@ -14,7 +15,8 @@
 ///   warp 1 turns scales into mantissas and units, slices ahead;
 ///   warps 2 and 3 write finished tiles while the next is multiplied.
 ///
-/// Fragments, of warp w of a warpgroup: lane (g, t) = (lane / 4, lane % 4) has rows 16w + g and 16w + g
+/// Fragments, of warp w of a warpgroup: lane (g, t) = (lane / 4, lane % 4) has rows 16w + g and 16w
+/// + g
 /// + 8 and, of every 8 tokens, 2t and 2t + 1.
 
 #include <cuda.h>
@@ -43,8 +45,11 @@ struct GemmWgmma {
   static constexpr int kWordStages = 2;
   static constexpr int kScaleStages = 3;
 
-  /// Registers a thread of the consumers and of the last warpgroup (setmaxnreg).
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kConsumers == 2 ? 224 : 232;
+  /// CTAs of a multiprocessor.
+  static constexpr int kResident = kConsumers == 1 ? (kTokens <= 32 ? 3 : 2) : 1;
+  /// Registers a thread of the consumers and of the last warpgroup (setmaxnreg), where a CTA is
+  /// alone.
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 224;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
 
   // Bytes of a stage.
@@ -52,13 +57,13 @@ struct GemmWgmma {
   static constexpr int kWordBytes = kRows * static_cast<int>(kSliceK) / 8;
   static constexpr int kMantissaBytes = kRows * kScales * 2;  ///< [row][scale]
   static constexpr int kUnitBytes = kRows * 4;
-  /// Totals of a warpgroup: while it adds up, four a thread; when done, [token][row], padded so that
-  /// lanes (g, t) hit different banks.
+  /// Totals of a warpgroup: while it adds up, four a thread; when done, [token][row], padded so
+  /// that lanes (g, t) hit different banks.
   static constexpr int kTotalStride = 64 + 4;
   static constexpr int kTotalBytes = kTokens * kTotalStride * 4;
 
   static constexpr int kXStagesWanted = 8;
-  static constexpr int kSharedLimit = 227 * 1024;
+  static constexpr int kSharedLimit = 228 * 1024 / kResident - 1024;
   static constexpr int kFixedBytes = kWordStages * kWordBytes +
                                      kScaleStages * (kMantissaBytes + kUnitBytes) +
                                      kConsumers * kTotalBytes + 512;
@@ -98,8 +103,9 @@ struct Ring {
 /// sum += mantissa · dot in narrow rows; in wide ones `sum` is a float, `m` an fp16 scale, and the
 /// contract's fused multiply-add is done. For rows g (0) and g + 8 (1).
 template <int kValues>
-__device__ inline void add_with_wide(std::int32_t (&sum)[kValues], const std::int32_t (&dot)[kValues],
-                                     std::uint16_t m0, std::uint16_t m1, bool wide0, bool wide1) {
+__device__ inline void add_with_wide(std::int32_t (&sum)[kValues],
+                                     const std::int32_t (&dot)[kValues], std::uint16_t m0,
+                                     std::uint16_t m1, bool wide0, bool wide1) {
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
     const std::uint16_t m = i % 4 < 2 ? m0 : m1;
@@ -112,12 +118,13 @@ __device__ inline void add_with_wide(std::int32_t (&sum)[kValues], const std::in
   }
 }
 
-/// Grid: at most a CTA a multiprocessor. Block: GemmWgmma::kThreads. Dynamic shared memory:
-/// GemmWgmma::kSharedBytes. `x_map`: params.x, in the order of expand_signs, as (byte, token) in boxes
-/// of (128, kTokens); `bits_map`: words as (word, row) in boxes of (32, kRows); both with the 128-byte
-/// swizzle and zeros out of bounds.
+/// Grid: at most kResident CTAs a multiprocessor. Block: GemmWgmma::kThreads. Dynamic shared
+/// memory: GemmWgmma::kSharedBytes. `x_map`: params.x, in the order of expand_signs, as (byte,
+/// token) in boxes of (128, kTokens); `bits_map`: words as (word, row) in boxes of (32, kRows);
+/// both with the 128-byte swizzle and zeros out of bounds.
 template <int kConsumers, int kTokens, int kGroup>
-__global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThreads, 1)
+__global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThreads,
+                                  GemmWgmma<kConsumers, kTokens, kGroup>::kResident)
     gemm_wgmma(const __grid_constant__ GemmParams params, const __grid_constant__ CUtensorMap x_map,
                const __grid_constant__ CUtensorMap bits_map) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -163,7 +170,7 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
   const unsigned tiles = row_tiles * token_tiles;
 
   if (warpgroup == kConsumers) {
-    ptx::register_decrease<Plan::kProducerRegisters>();
+    if (Plan::kResident == 1) ptx::register_decrease<Plan::kProducerRegisters>();
     if (warp == 0) {
       if (lane != 0) return;
       ptx::wait_for_dependencies();
@@ -200,8 +207,7 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
           for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
             // Rows past N repeat the last one; they are not stored.
             const __half* scales =
-                params.scales +
-                std::uint64_t{min(n0 + row, params.n - 1)} * params.scales_stride +
+                params.scales + std::uint64_t{min(n0 + row, params.n - 1)} * params.scales_stride +
                 slice * Plan::kScales;
             const unsigned count =
                 min(unsigned{Plan::kScales},
@@ -257,7 +263,7 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
     return;
   }
 
-  ptx::register_increase<Plan::kConsumerRegisters>();
+  if (Plan::kResident == 1) ptx::register_increase<Plan::kConsumerRegisters>();
   const unsigned g = lane / 4, t = lane % 4;
   const unsigned row0 = warpgroup * 64 + warp * 16 + g;  // of the tile; and row0 + 8
   char* totals = shared + Plan::kTotalOffset + warpgroup * Plan::kTotalBytes;
@@ -275,9 +281,9 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
                                                           scale_ring.stage * Plan::kUnitBytes);
       const float unit0 = units[row0], unit1 = units[row0 + 8];
       const bool any_wide = __any_sync(0xffffffffu, unit0 == 0 || unit1 == 0);
-      const unsigned blocks =
-          min(unsigned{Plan::kBlocks},
-              (params.k - slice * static_cast<unsigned>(kSliceK) + Plan::kBlock - 1) / Plan::kBlock);
+      const unsigned blocks = min(
+          unsigned{Plan::kBlocks},
+          (params.k - slice * static_cast<unsigned>(kSliceK) + Plan::kBlock - 1) / Plan::kBlock);
 
       std::int32_t sum[kValues] = {};
       constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot

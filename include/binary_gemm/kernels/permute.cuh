@@ -1,7 +1,7 @@
 #pragma once
 
-/// Puts the columns of int8 activations in the order of expand.cuh, for the kernels that read them by
-/// the copy engine. Rows of the result are padded with zeros to a multiple of 128.
+/// Puts the columns of int8 activations in the order of expand.cuh, for the kernels that read them
+/// by the copy engine. Rows of the result are padded with zeros to a multiple of 128.
 
 #include <cstdint>
 
@@ -40,7 +40,7 @@ __device__ inline void permute_half(std::uint32_t (&runs)[4][4]) {
     // Run t has the values of lane t, byte i of its word i ... transposed, word j is register j's.
 #pragma unroll
     for (int t = 0; t < 4; ++t) transpose_bytes(runs[t]);
-    // Registers outermost: the transpose of the 4x4 words.
+      // Registers outermost: the transpose of the 4x4 words.
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
 #pragma unroll
@@ -88,8 +88,7 @@ __global__ void __launch_bounds__(kPermuteThreads)
 #pragma unroll
     for (unsigned t = 0; t < 4; ++t) {
       // G >= 128: lane t's 32 values, half of them; else a half of the block as it lies.
-      const unsigned column =
-          block + (kGroup >= 128 ? 32 * t + 16 * half : 64 * half + 16 * t);
+      const unsigned column = block + (kGroup >= 128 ? 32 * t + 16 * half : 64 * half + 16 * t);
       const std::int8_t* source = params.x + row * params.x_stride + column;
 #pragma unroll
       for (std::uint32_t& word : runs[t]) word = 0;
@@ -105,8 +104,8 @@ __global__ void __launch_bounds__(kPermuteThreads)
       }
     }
     permute_half<kGroup>(runs);
-    uint4* target = reinterpret_cast<uint4*>(params.permuted + row * params.permuted_stride + block +
-                                             64 * half);
+    uint4* target = reinterpret_cast<uint4*>(params.permuted + row * params.permuted_stride +
+                                             block + 64 * half);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       target[i] = make_uint4(runs[i][0], runs[i][1], runs[i][2], runs[i][3]);
