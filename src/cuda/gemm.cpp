@@ -340,14 +340,15 @@ std::vector<Kernel> supported_kernels(int device) {
 bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
                   std::int64_t group_size, int device) {
   check::weight_shape(n, k, group_size);
-  return can_run(prepared_device(device < 0 ? current_device() : device), kernel, m, group_size);
+  const Device& prepared = prepared_device(device < 0 ? current_device() : device);
+  return can_run(prepared, kernel, m, group_size) && (kernel != Kernel::kWgmma || k > 0);
 }
 
 Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
                      int device) {
   check::weight_shape(n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
-  const bool wgmma = can_run(prepared, Kernel::kWgmma, m, group_size);
+  const bool wgmma = k > 0 && can_run(prepared, Kernel::kWgmma, m, group_size);
   switch (kernels::choose(prepared.architecture, m, n, group_size, wgmma, prepared.multiprocessors)
               .family) {
     case Family::kDecodeB1:
