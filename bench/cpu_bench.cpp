@@ -4,7 +4,7 @@
 ///
 /// Every measurement takes the next of several weights that fill a gigabyte together, so that none
 /// is found in a cache (unless the machine has a larger one). Repetitions are interleaved at
-/// random; the CSV has the median repetition's mean time, as DESIGN asks: one row a measurement,
+/// random; the CSV has the median repetition's mean time, one row a measurement,
 /// `layer,N,K,G,M,impl,us,tops,gbps,commit`. Google Benchmark's own flags work too.
 
 #include <benchmark/benchmark.h>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "binary_gemm/binary_gemm.h"
+#include "results.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -190,26 +191,11 @@ bool write_csv(const std::string& path, const std::string& commit) {
   return std::fclose(file) == 0;
 }
 
-std::string take_flag(int& argc, char** argv, const std::string& flag) {
-  std::string value;
-  int kept = 0;
-  for (int i = 0; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument.rfind(flag, 0) == 0) {
-      value = argument.substr(flag.size());
-    } else {
-      argv[kept++] = argv[i];
-    }
-  }
-  argc = kept;
-  return value;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string csv = take_flag(argc, argv, "--csv=");
-  const std::string commit = take_flag(argc, argv, "--commit=");
+  const std::string csv = bench::take_flag(argc, argv, "csv", "");
+  const std::string commit = bench::take_flag(argc, argv, "commit", "");
   std::vector<char*> arguments(argv, argv + argc);
   std::string interleave = "--benchmark_enable_random_interleaving=true";
   arguments.insert(arguments.begin() + 1, interleave.data());

@@ -69,23 +69,6 @@ struct Options {
   std::string commit;
 };
 
-std::string take_flag(int& argc, char** argv, const std::string& name,
-                      const std::string& otherwise) {
-  const std::string flag = "--" + name + "=";
-  std::string value = otherwise;
-  int kept = 0;
-  for (int i = 0; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument.rfind(flag, 0) == 0) {
-      value = argument.substr(flag.size());
-    } else {
-      argv[kept++] = argv[i];
-    }
-  }
-  argc = kept;
-  return value;
-}
-
 std::int64_t to_number(const std::string& text) {
   char* end = nullptr;
   const long long value = std::strtoll(text.c_str(), &end, 10);

@@ -22,6 +22,24 @@ struct Row {
   std::string values;
 };
 
+/// Takes `--name=value` out of the arguments; `otherwise` if it is not there.
+inline std::string take_flag(int& argc, char** argv, const std::string& name,
+                             const std::string& otherwise) {
+  const std::string flag = "--" + name + "=";
+  std::string value = otherwise;
+  int kept = 0;
+  for (int i = 0; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument.rfind(flag, 0) == 0) {
+      value = argument.substr(flag.size());
+    } else {
+      argv[kept++] = argv[i];
+    }
+  }
+  argc = kept;
+  return value;
+}
+
 inline std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::size_t begin = 0;

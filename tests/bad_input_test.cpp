@@ -4,10 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,35 +17,7 @@ namespace binary_gemm {
 namespace testing {
 namespace {
 
-constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 constexpr DataType kType = DataType::kBFloat16;
-constexpr DataType kUnknownType = static_cast<DataType>(17);
-using Parts = std::vector<std::string>;
-
-void expect_invalid(const std::function<void()>& call, const Parts& parts) {
-  try {
-    call();
-    ADD_FAILURE() << "accepted; expected an error with " << ::testing::PrintToString(parts);
-  } catch (const std::invalid_argument& error) {
-    const std::string message = error.what();
-    EXPECT_EQ(message.find("binary_gemm: "), 0u) << message;
-    for (const std::string& part : parts) {
-      EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
-    }
-  }
-}
-
-std::string hex(const void* pointer) {
-  char text[32];
-  std::snprintf(text, sizeof text, "0x%llx",
-                static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(pointer)));
-  return text;
-}
-
-template <class T>
-T* misaligned(T* base) {
-  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(base) + 8);
-}
 
 // Good arguments for every function, which each test spoils in one way.
 class BadInput : public ::testing::Test {

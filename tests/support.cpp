@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <ostream>
+#include <stdexcept>
 
 #include "binary_gemm/reference.h"
 
@@ -442,6 +444,26 @@ std::uint32_t bits_at(const ConstMatrixView& matrix, std::int64_t m, std::int64_
   return ::testing::AssertionFailure()
          << differences << " of " << actual.rows * actual.cols << " elements of "
          << name(actual.type) << " differ; the first, " << first;
+}
+
+void expect_invalid(const std::function<void()>& call, const Parts& parts) {
+  try {
+    call();
+    ADD_FAILURE() << "accepted; expected an error with " << ::testing::PrintToString(parts);
+  } catch (const std::invalid_argument& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(message.find("binary_gemm: "), 0u) << message;
+    for (const std::string& part : parts) {
+      EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
+    }
+  }
+}
+
+std::string hex(const void* pointer) {
+  char text[32];
+  std::snprintf(text, sizeof text, "0x%llx",
+                static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(pointer)));
+  return text;
 }
 
 }  // namespace testing

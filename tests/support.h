@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -182,6 +184,26 @@ std::uint32_t bits_at(const ConstMatrixView& matrix, std::int64_t m, std::int64_
 
 inline constexpr DataType kFloatTypes[] = {DataType::kFloat32, DataType::kFloat16,
                                            DataType::kBFloat16};
+
+// ---- Wrong arguments ----
+
+inline constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+inline constexpr DataType kUnknownType = static_cast<DataType>(17);
+
+/// What a message must contain.
+using Parts = std::vector<std::string>;
+
+/// Expects std::invalid_argument with a message of the library that has all the parts.
+void expect_invalid(const std::function<void()>& call, const Parts& parts);
+
+/// A pointer as messages print it.
+std::string hex(const void* pointer);
+
+/// 8 bytes further, where the bases of views may not be.
+template <class T>
+T* misaligned(T* base) {
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(base) + 8);
+}
 
 }  // namespace testing
 }  // namespace binary_gemm

@@ -61,27 +61,18 @@ DecodeLaunch plan_group(const DecodeShape& shape) {
 }  // namespace
 
 DecodeLaunch plan_decode_b1(const DecodeShape& shape) {
-  switch (shape.group_size) {
-    case 32:
-      return plan_group<32>(shape);
-    case 64:
-      return plan_group<64>(shape);
-    case 128:
-      return plan_group<128>(shape);
-    case 256:
-      return plan_group<256>(shape);
-  }
-  return {};
+  return with_group_size(shape.group_size,
+                         [&](auto group) { return plan_group<decltype(group)::value>(shape); });
 }
 
 std::vector<const void*> decode_b1_kernels() {
   std::vector<const void*> all;
   for (const bool engine : {false, true}) {
-    for (const std::int64_t group : {32, 64, 128, 256}) {
+    for (const std::int64_t group : kGroupSizes) {
       for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
-        const DecodeShape shape{
-            {kernels::Family::kDecodeB1, tokens}, 32, kSliceK, group, engine, 1 << 17, 1 << 17, 1};
-        const void* kernel = plan_decode_b1(shape).kernel;
+        const void* kernel =
+            plan_decode_b1(smallest_shape({kernels::Family::kDecodeB1, tokens}, group, engine))
+                .kernel;
         if (kernel != nullptr) all.push_back(kernel);
       }
     }

@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "binary_gemm/kernels/tuning.h"
@@ -38,6 +39,31 @@ struct DecodeLaunch {
   std::uint32_t slices = 0;   ///< by this many slices
   std::uint32_t cut[6] = {};  ///< kernels::DecodeS8Cut
 };
+
+/// A shape for asking what kernels there are: one block, and all the shared memory there could be.
+inline DecodeShape smallest_shape(const kernels::KernelConfig& config, std::int64_t group_size,
+                                  bool engine) {
+  constexpr int kAnyLimit = 1 << 17;
+  return {config, 1, kSliceK, group_size, engine, kAnyLimit, kAnyLimit, 1};
+}
+
+inline constexpr std::int64_t kGroupSizes[] = {32, 64, 128, 256};
+
+/// `make` of the group size as a std::integral_constant; a launch without a kernel for any other.
+template <class Make>
+DecodeLaunch with_group_size(std::int64_t group_size, const Make& make) {
+  switch (group_size) {
+    case 32:
+      return make(std::integral_constant<int, 32>{});
+    case 64:
+      return make(std::integral_constant<int, 64>{});
+    case 128:
+      return make(std::integral_constant<int, 128>{});
+    case 256:
+      return make(std::integral_constant<int, 256>{});
+  }
+  return {};
+}
 
 DecodeLaunch plan_decode_b1(const DecodeShape& shape);
 DecodeLaunch plan_decode_s8(const DecodeShape& shape);

@@ -17,72 +17,11 @@
 #include "binary_gemm/binary_gemm.h"
 #include "binary_gemm/c_api.h"
 #include "check.h"
+#include "choices.h"
 
 namespace bg = binary_gemm;
 
 namespace {
-
-constexpr std::int64_t kArenaBytes = 1 << 14;
-alignas(64) unsigned char arena[kArenaBytes];
-unsigned char before[kArenaBytes];
-unsigned char result[kArenaBytes];
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-// Choices drawn from the input; zeros once it is used up.
-class Choices {
- public:
-  Choices(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-
-  std::int64_t byte() {
-    if (size_ == 0) return 0;
-    --size_;
-    return *data_++;
-  }
-  std::int64_t word() {
-    std::uint64_t value = 0;
-    for (int i = 0; i < 8; ++i) value = value << 8 | static_cast<std::uint64_t>(byte());
-    return static_cast<std::int64_t>(value);
-  }
-  bool rarely() { return byte() >= 250; }
-  std::int64_t mostly(std::int64_t usual) { return rarely() ? word() : usual; }
-
-  template <class T>
-  T* base() {
-    const std::int64_t at = byte() << 6;
-    const std::int64_t kind = byte();
-    void* address = arena + at / 16 * 16;
-    if (kind >= 240) address = nullptr;
-    if (kind >= 245) address = arena + at + byte() % 16;
-    if (kind >= 250) address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(word()));
-    return static_cast<T*>(address);
-  }
-  std::int64_t stride(std::int64_t cols) {
-    const std::int64_t padding = byte() % 4;
-    if (rarely()) return word();
-    return cols > INT64_MAX - padding ? cols : cols + padding;
-  }
-  std::int64_t offset() { return rarely() ? word() : byte() % 4; }
-  std::int32_t number(std::int32_t names) {  // of an enumeration
-    return static_cast<std::int32_t>(rarely() ? word() : byte() % names);
-  }
-  std::uint32_t struct_size(std::size_t right) {
-    return static_cast<std::uint32_t>(mostly(static_cast<std::int64_t>(right)));
-  }
-  void fill_arena() {
-    std::uint32_t state = static_cast<std::uint32_t>(word()) | 1u;
-    for (unsigned char& b : arena) {
-      state = state * 1664525u + 1013904223u;
-      b = static_cast<unsigned char>(state >> 24);
-    }
-  }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-};
 
 // An argument: a struct, and the pointer that is passed.
 template <class Struct>
@@ -96,7 +35,7 @@ struct Argument {
 
 template <class Struct>
 Argument<Struct>& passed(Choices& c, Argument<Struct>& argument) {
-  argument.value.struct_size = c.struct_size(sizeof(Struct));
+  argument.value.struct_size = static_cast<std::uint32_t>(c.mostly(sizeof(Struct)));
   argument.pointer = c.rarely() ? nullptr : &argument.value;
   return argument;
 }
@@ -388,7 +327,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       c.fill_arena();
       bg_linear* layer = reinterpret_cast<bg_linear*>(arena);
       compare(
-          w.right() && bias.right_or_null(), [&] { bg::check::weights(view(w.value)); },
+          w.right() && bias.right_or_null(), [&] { bg::check::layer(view(w.value), view(bias)); },
           [&] { return inside(view(w.value)) && inside(view(bias)); },
           [&] { return bg_cpu_linear_from_packed(w.pointer, bias.pointer, &layer); },
           [&] { bg::cpu::BinaryLinear::from_packed(view(w.value), view(bias)); });

@@ -16,73 +16,11 @@
 
 #include "binary_gemm/binary_gemm.h"
 #include "check.h"
+#include "choices.h"
 
 namespace bg = binary_gemm;
 
 namespace {
-
-constexpr std::int64_t kArenaBytes = 1 << 15;
-alignas(64) unsigned char arena[kArenaBytes];
-unsigned char before[kArenaBytes];
-unsigned char result[kArenaBytes];
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-// Choices drawn from the input; zeros once it is used up.
-class Choices {
- public:
-  Choices(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-
-  std::int64_t byte() {
-    if (size_ == 0) return 0;
-    --size_;
-    return *data_++;
-  }
-  std::int64_t word() {
-    std::uint64_t value = 0;
-    for (int i = 0; i < 8; ++i) value = value << 8 | static_cast<std::uint64_t>(byte());
-    return static_cast<std::int64_t>(value);
-  }
-  bool rarely() { return byte() >= 250; }
-  // Mostly `usual`, rarely anything.
-  std::int64_t mostly(std::int64_t usual) { return rarely() ? word() : usual; }
-
-  // A base that is mostly a multiple of 16 bytes into the arena, else null or anywhere.
-  unsigned char* base() {
-    const std::int64_t at = byte() << 7;
-    const std::int64_t kind = byte();
-    if (kind < 235) return arena + at / 16 * 16;
-    if (kind < 243) return nullptr;
-    if (kind < 250) return arena + at + byte() % 16;
-    return reinterpret_cast<unsigned char*>(static_cast<std::uintptr_t>(word()));
-  }
-  std::int64_t stride(std::int64_t cols) {
-    const std::int64_t padding = byte() % 4;  // columns may be any number
-    if (rarely()) return word();
-    return cols > INT64_MAX - padding ? cols : cols + padding;
-  }
-  std::int64_t offset() { return rarely() ? word() : byte() % 4; }
-  bg::DataType type() { return static_cast<bg::DataType>(rarely() ? byte() : byte() % 4); }
-  std::int64_t small() { return mostly(byte() % 7); }
-  void fill_arena() {
-    std::uint32_t state = static_cast<std::uint32_t>(word()) | 1u;
-    for (unsigned char& b : arena) {
-      state = state * 1664525u + 1013904223u;
-      b = static_cast<unsigned char>(state >> 24);
-    }
-    // A few bytes of the input's own choosing, for special values.
-    while (size_ > 0) {
-      const std::int64_t at = byte() << 7 | (byte() & 127);
-      arena[at] = static_cast<unsigned char>(byte());
-    }
-  }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-};
 
 // Whether rows of elements lie in the arena, told without the library's checks.
 bool inside(const void* base, std::int64_t rows, std::int64_t cols, std::int64_t stride,
@@ -199,15 +137,16 @@ void run(const std::function<void()>& check, bool runnable, const std::function<
 bg::MatrixView matrix(Choices& c, std::int64_t rows, std::int64_t cols) {
   rows = c.mostly(rows);
   cols = c.mostly(cols);
-  return {c.base(), c.type(), rows, cols, c.stride(cols), c.offset()};
+  return {c.base<void>(), static_cast<bg::DataType>(c.enumerator(4)), rows, cols, c.stride(cols),
+          c.offset()};
 }
 
 bg::MutableWeightView weights(Choices& c, std::int64_t n, std::int64_t k, std::int64_t g) {
   n = c.mostly(n);
   k = c.mostly(k);
   g = c.mostly(g);
-  return {reinterpret_cast<std::uint32_t*>(c.base()),
-          reinterpret_cast<bg::float16*>(c.base()),
+  return {c.base<std::uint32_t>(),
+          c.base<bg::float16>(),
           n,
           k,
           g,
@@ -220,19 +159,13 @@ bg::MutableWeightView weights(Choices& c, std::int64_t n, std::int64_t k, std::i
 bg::MutableActivationView activation(Choices& c, std::int64_t m, std::int64_t k) {
   m = c.mostly(m);
   k = c.mostly(k);
-  return {reinterpret_cast<std::int8_t*>(c.base()),
-          reinterpret_cast<float*>(c.base()),
-          m,
-          k,
-          c.stride(k),
-          c.offset(),
-          c.offset()};
+  return {c.base<std::int8_t>(), c.base<float>(), m, k, c.stride(k), c.offset(), c.offset()};
 }
 
 bg::BiasView bias(Choices& c, std::int64_t n) {
   if (c.byte() % 2 == 0) return {};
   n = c.mostly(n);
-  return {reinterpret_cast<const float*>(c.base()), n, c.offset()};
+  return {c.base<float>(), n, c.offset()};
 }
 
 Written written(const bg::MatrixView& y) { return {y}; }
@@ -247,8 +180,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::int64_t function = c.byte() % 7;
   const std::int64_t g = std::int64_t{32} << (c.byte() % 4);
   const std::int64_t k = c.byte() % 12 * g;
-  const std::int64_t m = c.small();
-  const std::int64_t n = c.small();
+  const std::int64_t m = c.mostly(c.byte() % 7);
+  const std::int64_t n = c.mostly(c.byte() % 7);
   const bg::cpu::Execution execution{
       c.rarely() ? -1 : static_cast<int>(c.byte() % 3),
       c.rarely() ? static_cast<bg::cpu::Path>(c.byte())
@@ -266,6 +199,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const std::int64_t begin = c.mostly(function == 0 ? 0 : c.byte() % 4);
       const std::int64_t end = c.mostly(n);
       c.fill_arena();
+      c.poke_arena();
       const auto check = [&] { bg::check::binary_gemm(x, w, b, y); };
       const bool runnable = inside(w) && inside(x) && inside(b) && inside(y);
       if (function == 0) {
@@ -301,6 +235,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const bg::BiasView b = bias(c, n);
       const bg::MatrixView y = matrix(c, m, n);
       c.fill_arena();
+      c.poke_arena();
       const bool runnable = inside(w) && inside(x) && inside(b) && inside(y);
       run([&] { bg::check::binary_linear(x, w, b, y); }, runnable,
           [&] { bg::cpu::binary_linear(x, w, b, y, execution); },
@@ -318,6 +253,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const bg::ConstMatrixView x = matrix(c, m, k + c.byte() % 32);
       const bg::MutableActivationView q = activation(c, x.rows, x.cols);
       c.fill_arena();
+      c.poke_arena();
       run([&] { bg::check::quantize_activation(x, q); }, inside(x) && inside(q),
           [&] { bg::cpu::quantize_activation(x, q, execution); },
           [&] { bg::reference::quantize_activation(x, plain(q)); }, {written_scales(q)}, odd);
@@ -327,6 +263,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const bg::MutableWeightView w = weights(c, n, k, g);
       const bg::ConstMatrixView dense = matrix(c, n, k);
       c.fill_arena();
+      c.poke_arena();
       run([&] { bg::check::pack_weights(dense, w); }, inside(w) && inside(dense),
           [&] { bg::cpu::pack_weights(dense, w, execution); }, nullptr, {}, execution.threads < 0);
       break;
@@ -335,6 +272,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const bg::WeightView w = weights(c, n, k, g);
       const bg::MatrixView dense = matrix(c, n, k);
       c.fill_arena();
+      c.poke_arena();
       run([&] { bg::check::unpack_weights(w, dense); }, inside(w) && inside(dense),
           [&] { bg::cpu::unpack_weights(w, dense, execution); }, nullptr, {},
           execution.threads < 0);
@@ -343,12 +281,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     default: {
       const bg::MutableWeightView w = weights(c, n, k, g);
       const bg::BiasView b = bias(c, n);
-      unsigned char* blocks = c.base();
+      auto* blocks = c.base<unsigned char>();
       const std::uint64_t right =
           static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(k / 128 * bg::kQ1_0BlockBytes);
       const auto bytes = static_cast<std::size_t>(c.mostly(static_cast<std::int64_t>(right)));
       const bool import = c.byte() % 2 == 0;
       c.fill_arena();
+      c.poke_arena();
       const bool runnable =
           inside(w) && inside(blocks, 1, static_cast<std::int64_t>(bytes & (~0ull >> 1)), 0, 0, 1);
       run([&] { bg::check::q1_0(blocks, bytes, w); }, runnable,

@@ -11,13 +11,11 @@
 /// A CTA has several teams of warps, which share its x; a warp of a team has one slice of K (1024
 /// weights: a 128-byte line of a row), or one a round where K has more slices than a team has
 /// warps. The CTA's blocks of 16 rows of W go round the teams. For each block
-///   1. weights and scales are fetched blocks ahead, to a ring of stages, by the copy engine
-///   (Hopper);
+///   1. weights and scales are fetched: blocks ahead, to a ring of stages, by Hopper's copy engine;
 ///      or when they are needed, by cp.async;
 ///   2. a warp turns the rows' scales into mantissas, a row a lane;
-///   3. for each group it multiplies, and adds mantissa · dot to int32 sums: lane (g, t) = (lane /
-///   4,
-///      lane % 4) has rows g and g + 8 and tokens 2t, 2t + 1 of every 8;
+///   3. for each group it multiplies, and adds mantissa · dot to int32 sums: lane
+///      (g, t) = (lane / 4, lane % 4) has rows g and g + 8 and tokens 2t and 2t + 1 of every 8;
 ///   4. slice sums, rounded once, meet in shared memory; the team adds them in order.
 /// x is put in shared memory once a round. Only that depends on an earlier kernel, so with
 /// programmatic dependent launch the first weights are there before the wait.
@@ -171,8 +169,8 @@ struct DecodeS8Warp : WeightTile<16, kGroup> {
 
   /// The slice sums of all rows and tokens, rounded, to `partial`.
   __device__ void multiply(float* partial) const {
-    std::int32_t acc[Plan::kTokenTiles][4] = {};  // C fragments of Σ mantissa · dot
-                                                  // Not unrolled further: registers.
+    // C fragments of Σ mantissa · dot. The loop is not unrolled further, for registers.
+    std::int32_t acc[Plan::kTokenTiles][4] = {};
 #pragma unroll(kTokens == 8 ? 2 : 1)
     for (int two = 0; two < TilePlan::kBlocks / 2; ++two) {
       // A words of blocks 2·two and 2·two + 1: word t of rows g and g + 8.

@@ -1,9 +1,14 @@
 #pragma once
 
-/// Which kernel takes a product: a table from (architecture of the compiled code, M, N, K, G).
+/// Which kernel takes a product: a table from (architecture of the compiled code, M, G). N and K
+/// choose the grid and the cut of a CTA, in src/cuda/.
 ///
-/// No CUDA is needed to read or print it. Figures are microseconds on an H200, G = 128, plain graph
-/// replay, of the layers in bench/results; a lost alternative is a line with its figure.
+/// No CUDA is needed to read or print it. What was tried for decode_b1 and lost, us on an H200 at
+/// M = 1, G = 128, plain graph replay of the layers in bench/results:
+///   fetching by cp.async, all issued at once: out 2.52, gate 4.76, down 5.17, LM head 46.2 for the
+///     fetch alone; the copy engine 2.36, 4.30, 4.33, 42.9
+///   persistent CTAs with a ring of stages: gate 6.7 against 5.5 (back to back 4.46)
+///   16 rows a CTA: gate 7.5
 
 #include <cstdint>
 

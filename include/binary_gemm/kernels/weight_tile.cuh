@@ -170,10 +170,10 @@ __device__ inline float add_slices(float acc, const float* sums, unsigned stride
   constexpr unsigned kAtOnce = 5;
 #pragma unroll 1
   for (unsigned s = 0; s < count; s += kAtOnce) {
+    // acc is never -0, so adding the +0 of a missing slice changes nothing.
     float p[kAtOnce];
 #pragma unroll
     for (unsigned i = 0; i < kAtOnce; ++i) p[i] = s + i < count ? sums[(s + i) * stride] : 0.0f;
-      // acc is never -0, so adding the +0 of a missing slice changes nothing.
 #pragma unroll
     for (unsigned i = 0; i < kAtOnce; ++i) acc = __fadd_rn(acc, p[i]);
   }
