@@ -274,6 +274,18 @@ void linear_workspace(const MutableActivationView& q, const ConstMatrixView& x, 
   }
 }
 
+void gemm_workspace(const MutableActivationView& ordered, const ActivationView& x,
+                    const WeightView& w, const BiasView& bias, const MatrixView& y) {
+  const Region written = buffer("the workspace", ordered.values, ordered.m, ordered.k,
+                                ordered.row_stride, ordered.offset, sizeof(std::int8_t));
+  const WeightRegions packed = weight_regions(w);
+  const ActivationRegions source = activation(x);
+  for (const Region& other : {source.values, source.scales, packed.bits, packed.scales,
+                              bias_region(bias, w.n), matrix("y", y)}) {
+    disjoint(written, other);
+  }
+}
+
 void q1_0(const void* blocks, std::size_t blocks_bytes, const WeightView& w) {
   if (w.group_size != kQ1_0GroupSize) {
     fail("Q1_0 has groups of ", kQ1_0GroupSize, " weights, not ", w.group_size);

@@ -23,6 +23,9 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
 /// `q` is what binary_linear keeps of x in the caller's workspace.
 void linear_workspace(const MutableActivationView& q, const ConstMatrixView& x, const WeightView& w,
                       const BiasView& bias, const MatrixView& y);
+/// `ordered` is what binary_gemm keeps of x in the caller's workspace.
+void gemm_workspace(const MutableActivationView& ordered, const ActivationView& x,
+                    const WeightView& w, const BiasView& bias, const MatrixView& y);
 void q1_0(const void* blocks, std::size_t blocks_bytes, const WeightView& w);
 
 }  // namespace check

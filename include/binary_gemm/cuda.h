@@ -42,12 +42,14 @@ enum class Kernel : std::uint8_t {
   kAuto,
   kDecodeB1,  ///< binary tensor core, M up to 3 (1 with G = 32); sm_80 to sm_90
   kDecodeS8,  ///< int8 tensor core with weights expanded in registers
+  kWgmma,     ///< the same by warpgroups, for larger M; sm_90a
 };
 
-/// "auto", "decode_b1" or "decode_s8".
+/// "auto", "decode_b1", "decode_s8" or "wgmma".
 const char* name(Kernel kernel);
 
-/// Device memory that a call may use, 16-byte aligned. Not needed by binary_gemm.
+/// Device memory that a call may use, 16-byte aligned. binary_linear needs linear_workspace_bytes;
+/// binary_gemm is faster from M = 17 on with gemm_workspace_bytes.
 struct Workspace {
   void* data = nullptr;   ///< On the device of the call; overlaps no operand.
   std::size_t bytes = 0;  ///< At least linear_workspace_bytes(m, k).
@@ -81,6 +83,10 @@ bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
 /// The kernel that kAuto takes, for printing.
 Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
                      int device = -1);
+
+/// The workspace with which binary_gemm is fastest for an `[m, k]` activation. Less is taken as
+/// none.
+std::size_t gemm_workspace_bytes(std::int64_t m, std::int64_t k);
 
 /// An upper bound of the workspace that binary_linear needs for an `[m, k]` input.
 std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k);

@@ -67,9 +67,8 @@ std::vector<const void*> decode_s8_kernels() {
   for (const bool engine : {false, true}) {
     for (const std::int64_t group : kGroupSizes) {
       for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}, std::uint8_t{32}}) {
-        all.push_back(
-            plan_decode_s8(smallest_shape({kernels::Family::kDecodeS8, tokens}, group, engine))
-                .kernel);
+        const kernels::KernelConfig config{kernels::Family::kDecodeS8, tokens, 0};
+        all.push_back(plan_decode_s8(smallest_shape(config, group, engine, false)).kernel);
       }
     }
   }

@@ -21,6 +21,7 @@ struct DecodeShape {
   std::int64_t k;
   std::int64_t group_size;
   bool engine;        ///< the copy engine can read the weights
+  bool quantize;      ///< x is dense: decode_b1 of one token alone
   int shared_limit;   ///< bytes, a CTA
   int shared_memory;  ///< bytes, a multiprocessor
   int multiprocessors;
@@ -42,9 +43,9 @@ struct DecodeLaunch {
 
 /// A shape for asking what kernels there are: one block, and all the shared memory there could be.
 inline DecodeShape smallest_shape(const kernels::KernelConfig& config, std::int64_t group_size,
-                                  bool engine) {
+                                  bool engine, bool quantize) {
   constexpr int kAnyLimit = 1 << 17;
-  return {config, 1, kSliceK, group_size, engine, kAnyLimit, kAnyLimit, 1};
+  return {config, 1, kSliceK, group_size, engine, quantize, kAnyLimit, kAnyLimit, 1};
 }
 
 inline constexpr std::int64_t kGroupSizes[] = {32, 64, 128, 256};
@@ -71,6 +72,21 @@ DecodeLaunch plan_decode_s8(const DecodeShape& shape);
 /// Rows of W in a block of the family: what the copy engine fetches at once.
 inline constexpr std::uint32_t kDecodeB1Rows = 32;
 inline constexpr std::uint32_t kDecodeS8Rows = 16;
+
+/// How the wgmma kernel is launched. Its arguments are GemmParams, then the tensor maps of x and of
+/// the bits, with boxes of (128 bytes, tokens) and (32 words, rows).
+struct WgmmaLaunch {
+  const void* kernel = nullptr;
+  std::uint32_t grid = 0;
+  std::uint32_t threads = 0;
+  std::uint32_t shared_bytes = 0;
+  std::uint32_t rows = 0;
+  std::uint32_t tokens = 0;
+};
+
+WgmmaLaunch plan_wgmma(const kernels::KernelConfig& config, std::int64_t m, std::int64_t n,
+                       std::int64_t group_size, int multiprocessors);
+std::vector<const void*> wgmma_kernels();
 
 /// Every kernel of the family, to be loaded and given its shared memory.
 std::vector<const void*> decode_b1_kernels();

@@ -76,6 +76,23 @@ CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows, std::u
   return map;
 }
 
+// A matrix of `width` elements by `height` rows, in boxes with the 128-byte swizzle.
+CUtensorMap matrix_tensor_map(CUtensorMapDataType type, const void* data, std::int64_t width,
+                              std::int64_t height, std::int64_t stride_bytes,
+                              std::uint32_t box_width, std::uint32_t box_height) {
+  CUtensorMap map;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride_bytes)};
+  const cuuint32_t box[2] = {box_width, box_height};
+  const cuuint32_t steps[2] = {1, 1};
+  const CUresult result =
+      tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) throw CudaError(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+  return map;
+}
+
 GemmParams resolve(const ActivationView& x, const WeightView& w, const BiasView& bias,
                    const MatrixView& y) {
   GemmParams params{};
@@ -111,9 +128,31 @@ bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64
          params.n % rows * row_scale_bytes % 16 == 0 && tensor_map_encoder() != nullptr;
 }
 
-KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m,
-                           std::int64_t group_size) {
+// Rows of x in the order of the wgmma kernel are padded to this.
+constexpr std::int64_t kOrderBlock = 128;
+
+std::int64_t ordered_stride(std::int64_t k) {
+  return (k + kOrderBlock - 1) / kOrderBlock * kOrderBlock;
+}
+
+// Whether the wgmma kernel can take the weights: the copy engine reads their words by rows.
+bool wgmma_can_take(const Device& device, const WeightView& w) {
+#ifdef BINARY_GEMM_HAS_SM90A
+  return device.architecture == 90 && w.k > 0 && is_aligned(w.bits + w.bits_offset, 16) &&
+         w.bits_stride % 4 == 0 && tensor_map_encoder() != nullptr;
+#else
+  static_cast<void>(device);
+  static_cast<void>(w);
+  return false;
+#endif
+}
+
+// `wgmma`: that kernel can take the product, and there is a workspace for it.
+KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, std::int64_t n,
+                           std::int64_t group_size, bool wgmma) {
   switch (kernel) {
+    case Kernel::kWgmma:
+      return kernels::choose_wgmma(m, n, device.multiprocessors);
     case Kernel::kDecodeB1:
       return kernels::configure(Family::kDecodeB1, m, group_size);
     case Kernel::kDecodeS8:
@@ -121,11 +160,17 @@ KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m,
     case Kernel::kAuto:
       break;
   }
-  return kernels::choose(device.architecture, m, group_size);
+  return kernels::choose(device.architecture, m, n, group_size, wgmma, device.multiprocessors);
 }
 
 bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t group_size) {
   switch (kernel) {
+    case Kernel::kWgmma:
+#ifdef BINARY_GEMM_HAS_SM90A
+      return device.architecture == 90;
+#else
+      return false;
+#endif
     case Kernel::kAuto:
     case Kernel::kDecodeS8:
       return true;
@@ -137,6 +182,7 @@ bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t g
 }
 
 // Launches the product of at most max_tokens tokens.
+// If params.dense_x is there, the kernel quantizes it.
 void launch_decode(const Device& device, GemmParams params, std::int64_t group_size,
                    const KernelConfig& config, const Launch& launch) {
   const bool b1 = config.family == Family::kDecodeB1;
@@ -146,6 +192,7 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
       params.k,
       group_size,
       engine_can_fetch(device, params, group_size, b1 ? kDecodeB1Rows : kDecodeS8Rows),
+      params.dense_x != nullptr,
       device.shared_limit,
       device.shared_memory,
       device.multiprocessors};
@@ -187,11 +234,28 @@ void check_kernel(const Device& device, Kernel kernel, std::int64_t m, std::int6
                               std::to_string(device.index));
 }
 
-// The product, for arguments that have been checked.
+// The product by the wgmma kernel; params.x is in its order.
+void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_size,
+                  const KernelConfig& config, const Launch& launch) {
+  const WgmmaLaunch plan =
+      plan_wgmma(config, params.m, params.n, group_size, device.multiprocessors);
+  params.dependent = launch.programmatic;
+  CUtensorMap x = matrix_tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, params.x, params.x_stride,
+                                    params.m, params.x_stride, kOrderBlock, plan.tokens);
+  CUtensorMap bits =
+      matrix_tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits, params.k / 32, params.n,
+                        std::int64_t{params.bits_stride} * 4, kSliceK / 32, plan.rows);
+  void* arguments[] = {&params, &x, &bits};
+  launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(plan.threads), plan.shared_bytes, launch,
+                arguments);
+}
+
+// The product by the decode kernels, for arguments that have been checked.
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
               const BiasView& bias, const MatrixView& y, const Launch& launch) {
   for (std::int64_t m = 0; m < x.m;) {
-    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w.group_size);
+    const KernelConfig config =
+        configuration(device, launch.kernel, x.m - m, w.n, w.group_size, /*wgmma=*/false);
     const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
     launch_decode(device, resolve(x.row_range(m, tokens), w, bias, y.row_range(m, tokens)),
                   w.group_size, config, launch);
@@ -220,6 +284,32 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
+void check_workspace_shape(std::int64_t m, std::int64_t k) {
+  if (m < 0 || k < 0 || (k > 0 && m > kMaxExtent * kMaxExtent / k)) {
+    throw std::invalid_argument("binary_gemm: no workspace for M = " + std::to_string(m) +
+                                ", K = " + std::to_string(k));
+  }
+}
+
+[[noreturn]] void fail_workspace(const char* call, std::int64_t m, std::int64_t k,
+                                 std::size_t needed, const Workspace& workspace) {
+  throw std::invalid_argument(std::string("binary_gemm: ") + call + " of M = " + std::to_string(m) +
+                              ", K = " + std::to_string(k) + " needs a workspace of " +
+                              std::to_string(needed) + " bytes, but has " +
+                              std::to_string(workspace.data == nullptr ? 0 : workspace.bytes));
+}
+
+[[noreturn]] void fail_wgmma(const WeightView& w) {
+  throw std::invalid_argument(
+      "binary_gemm: the kernel wgmma needs rows of bits aligned to 16 bytes and K > 0; these are " +
+      std::to_string(w.bits_stride) + " words apart from offset " + std::to_string(w.bits_offset) +
+      ", and K = " + std::to_string(w.k));
+}
+
+bool is_enough(const Workspace& workspace, std::size_t needed) {
+  return workspace.data != nullptr && workspace.bytes >= needed;
+}
+
 }  // namespace
 
 const char* name(Kernel kernel) {
@@ -230,6 +320,8 @@ const char* name(Kernel kernel) {
       return "decode_b1";
     case Kernel::kDecodeS8:
       return "decode_s8";
+    case Kernel::kWgmma:
+      return "wgmma";
   }
   return "unknown";
 }
@@ -239,7 +331,7 @@ void prepare(int device) { prepared_device(device < 0 ? current_device() : devic
 std::vector<Kernel> supported_kernels(int device) {
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   std::vector<Kernel> all;
-  for (const Kernel kernel : {Kernel::kDecodeB1, Kernel::kDecodeS8}) {
+  for (const Kernel kernel : {Kernel::kDecodeB1, Kernel::kDecodeS8, Kernel::kWgmma}) {
     if (can_run(prepared, kernel, 1, 128)) all.push_back(kernel);
   }
   return all;
@@ -248,24 +340,35 @@ std::vector<Kernel> supported_kernels(int device) {
 bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
                   std::int64_t group_size, int device) {
   check::weight_shape(n, k, group_size);
-  return can_run(prepared_device(device < 0 ? current_device() : device), kernel, m, group_size);
+  const Device& prepared = prepared_device(device < 0 ? current_device() : device);
+  return can_run(prepared, kernel, m, group_size) && (kernel != Kernel::kWgmma || k > 0);
 }
 
 Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
                      int device) {
   check::weight_shape(n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
-  return kernels::choose(prepared.architecture, m, group_size).family == Family::kDecodeB1
-             ? Kernel::kDecodeB1
-             : Kernel::kDecodeS8;
+  const bool wgmma = k > 0 && can_run(prepared, Kernel::kWgmma, m, group_size);
+  switch (kernels::choose(prepared.architecture, m, n, group_size, wgmma, prepared.multiprocessors)
+              .family) {
+    case Family::kDecodeB1:
+      return Kernel::kDecodeB1;
+    case Family::kDecodeS8:
+      return Kernel::kDecodeS8;
+    case Family::kWgmma:
+      break;
+  }
+  return Kernel::kWgmma;
+}
+
+std::size_t gemm_workspace_bytes(std::int64_t m, std::int64_t k) {
+  check_workspace_shape(m, k);
+  return static_cast<std::size_t>(m < kernels::kWgmmaMinTokens ? 0 : m * ordered_stride(k));
 }
 
 std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k) {
-  if (m < 0 || k < 0 || (k > 0 && m > kMaxExtent * kMaxExtent / k)) {
-    throw std::invalid_argument("binary_gemm: no workspace for M = " + std::to_string(m) +
-                                ", K = " + std::to_string(k));
-  }
-  return static_cast<std::size_t>(m * aligned(k) + aligned(m * 4));
+  check_workspace_shape(m, k);
+  return static_cast<std::size_t>(m * ordered_stride(k) + aligned(m * 4));
 }
 
 void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
@@ -276,8 +379,29 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& b
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_devices(device, x, w, bias, y);
   check_kernel(device, launch.kernel, x.m, w.group_size);
+  // The wgmma kernel reads x in an order of its own, which a pass writes to the workspace.
+  const std::int64_t stride = ordered_stride(w.k);
+  const auto needed = static_cast<std::size_t>(x.m * stride);
+  const bool forced = launch.kernel == Kernel::kWgmma;
+  const bool possible = wgmma_can_take(device, w) && is_enough(launch.workspace, needed);
+  if (forced && !possible) {
+    if (!is_enough(launch.workspace, needed)) {
+      fail_workspace("the kernel wgmma", x.m, x.k, needed, launch.workspace);
+    }
+    fail_wgmma(w);
+  }
+  const KernelConfig config =
+      configuration(device, launch.kernel, x.m, w.n, w.group_size, possible);
   const DeviceGuard guard(device.index);
-  multiply(device, x, w, bias, y, launch);
+  if (config.family != Family::kWgmma) return multiply(device, x, w, bias, y, launch);
+  check_device("workspace", launch.workspace.data, device);
+  auto* ordered = static_cast<std::int8_t*>(launch.workspace.data);
+  check::gemm_workspace({ordered, nullptr, x.m, stride, stride, 0, 0}, x, w, bias, y);
+  launch_permute(device, x, ordered, stride, w.group_size, launch);
+  GemmParams params = resolve(x, w, bias, y);
+  params.x = ordered;
+  params.x_stride = stride;
+  launch_wgmma(device, params, w.group_size, config, launch);
 }
 
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
@@ -286,14 +410,10 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
   check_extents(x.rows, w);
   if (x.rows == 0 || w.n == 0) return;
   const std::size_t needed = linear_workspace_bytes(x.rows, x.cols);
-  if (launch.workspace.data == nullptr || launch.workspace.bytes < needed) {
-    throw std::invalid_argument(
-        "binary_gemm: binary_linear of M = " + std::to_string(x.rows) +
-        ", K = " + std::to_string(x.cols) + " needs a workspace of " + std::to_string(needed) +
-        " bytes, but has " +
-        std::to_string(launch.workspace.data == nullptr ? 0 : launch.workspace.bytes));
+  if (!is_enough(launch.workspace, needed)) {
+    fail_workspace("binary_linear", x.rows, x.cols, needed, launch.workspace);
   }
-  const std::int64_t stride = aligned(x.cols);
+  const std::int64_t stride = ordered_stride(x.cols);
   auto* values = static_cast<std::int8_t*>(launch.workspace.data);
   auto* scales = reinterpret_cast<float*>(values + x.rows * stride);
   const MutableActivationView q{values, scales, x.rows, x.cols, stride, 0, 0};
@@ -303,9 +423,27 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
   check_device("x", x.cols > 0 ? x.data : y.data, device);
   check_devices(device, q, w, bias, y);
   check_kernel(device, launch.kernel, x.rows, w.group_size);
+  const bool possible = wgmma_can_take(device, w);
+  if (launch.kernel == Kernel::kWgmma && !possible) fail_wgmma(w);
+  const KernelConfig config =
+      configuration(device, launch.kernel, x.rows, w.n, w.group_size, possible);
+  const bool wgmma = config.family == Family::kWgmma;
   const DeviceGuard guard(device.index);
-  launch_quantize(device, x, q, launch);
-  multiply(device, q, w, bias, y, launch);
+  if (x.rows == 1 && config.family == Family::kDecodeB1 && x.cols > 0) {
+    // One kernel does it all.
+    GemmParams params = resolve(q, w, bias, y);
+    params.dense_x = static_cast<const char*>(x.data) + x.offset * size_of(x.type);
+    params.x_type = x.type;
+    params.vectorized = is_aligned(static_cast<const char*>(params.dense_x), 16) &&
+                        is_aligned(params.bits, 16) && w.bits_stride % 4 == 0;
+    return launch_decode(device, params, w.group_size, config, launch);
+  }
+  launch_quantize(device, x, q, wgmma ? static_cast<int>(w.group_size) : 0, launch);
+  if (wgmma) {
+    launch_wgmma(device, resolve(q, w, bias, y), w.group_size, config, launch);
+  } else {
+    multiply(device, q, w, bias, y, launch);
+  }
 }
 
 }  // namespace cuda

@@ -11,9 +11,14 @@ namespace cuda {
 void launch_kernel(const Device& device, const void* kernel, dim3 grid, dim3 block,
                    std::size_t shared_bytes, const Launch& launch, void** arguments);
 
-/// The quantizer, for arguments that have been checked.
+/// The quantizer, for arguments that have been checked. `order`: 0 for row-major q, or a group
+/// size: see kernels/quantize.cuh.
 void launch_quantize(const Device& device, const ConstMatrixView& x, const MutableActivationView& q,
-                     const Launch& launch);
+                     int order, const Launch& launch);
+
+/// Puts x in the order of a group size: see kernels/permute.cuh.
+void launch_permute(const Device& device, const ActivationView& x, std::int8_t* permuted,
+                    std::int64_t permuted_stride, std::int64_t group_size, const Launch& launch);
 
 /// Throws std::invalid_argument unless kernels on `device` can use the pointer.
 void check_device(const char* name, const void* pointer, const Device& device);

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "binary_gemm/kernels/permute.cuh"
 #include "check.h"
 #include "families.h"
 #include "launch.h"
@@ -24,13 +25,38 @@ const void* kernel_for(DataType type) {
 
 }  // namespace
 
+const void* permute_kernel(std::int64_t group_size) {
+  return group_size == 32   ? reinterpret_cast<const void*>(&kernels::permute_rows<32>)
+         : group_size == 64 ? reinterpret_cast<const void*>(&kernels::permute_rows<64>)
+                            : reinterpret_cast<const void*>(&kernels::permute_rows<128>);
+}
+
 std::vector<const void*> quantize_kernels() {
-  return {kernel_for(DataType::kFloat32), kernel_for(DataType::kFloat16),
-          kernel_for(DataType::kBFloat16)};
+  return {kernel_for(DataType::kFloat32),
+          kernel_for(DataType::kFloat16),
+          kernel_for(DataType::kBFloat16),
+          permute_kernel(32),
+          permute_kernel(64),
+          permute_kernel(128)};
+}
+
+void launch_permute(const Device& device, const ActivationView& x, std::int8_t* permuted,
+                    std::int64_t permuted_stride, std::int64_t group_size, const Launch& launch) {
+  kernels::PermuteParams params{};
+  params.x = x.values + x.offset;
+  params.x_stride = x.row_stride;
+  params.permuted = permuted;
+  params.permuted_stride = permuted_stride;
+  params.k = static_cast<std::uint32_t>(x.k);
+  params.vectorized =
+      reinterpret_cast<std::uintptr_t>(params.x) % 16 == 0 && x.row_stride % 16 == 0;
+  void* arguments[] = {&params};
+  launch_kernel(device, permute_kernel(group_size), dim3(static_cast<unsigned>(x.m)),
+                dim3(kernels::kPermuteThreads), 0, launch, arguments);
 }
 
 void launch_quantize(const Device& device, const ConstMatrixView& x, const MutableActivationView& q,
-                     const Launch& launch) {
+                     int order, const Launch& launch) {
   const std::int64_t element = size_of(x.type);
   kernels::QuantizeParams params{};
   params.x = static_cast<const char*>(x.data) + x.offset * element;
@@ -39,6 +65,7 @@ void launch_quantize(const Device& device, const ConstMatrixView& x, const Mutab
   params.q_stride = q.row_stride;
   params.scales = q.scales + q.scales_offset;
   params.k = x.cols;
+  params.order = order;
   params.vectorized = reinterpret_cast<std::uintptr_t>(params.x) % 16 == 0 &&
                       x.row_stride * element % 16 == 0 &&
                       reinterpret_cast<std::uintptr_t>(params.q) % 8 == 0 &&
@@ -64,7 +91,7 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
     check_device("activation values", q.values, device);
   }
   const DeviceGuard guard(device.index);
-  launch_quantize(device, x, q, launch);
+  launch_quantize(device, x, q, 0, launch);
 }
 
 }  // namespace cuda

@@ -47,7 +47,8 @@ Device prepare_device(int index) {
     BINARY_GEMM_CUDA(cudaFuncGetAttributes(&attributes, kernel));
     return attributes.binaryVersion;
   };
-  for (const std::vector<const void*>& family : {decode_b1_kernels(), decode_s8_kernels()}) {
+  for (const std::vector<const void*>& family :
+       {wgmma_kernels(), decode_b1_kernels(), decode_s8_kernels()}) {
     for (const void* kernel : family) {
       device.architecture = load(kernel);
       BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

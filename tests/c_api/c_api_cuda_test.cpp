@@ -187,6 +187,7 @@ TEST_F(CApiCuda, Errors) {
   expect_error(bg_cuda_linear_from_dense(&dense, 128, nullptr, &launch, &layer), BG_OUT_OF_MEMORY,
                "cudaErrorMemoryAllocation");
   EXPECT_EQ(layer, nullptr);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);  // reported, and left to be seen
 
   // On the CPU.
   ASSERT_TRUE(is_ok(bg_cpu_linear_from_packed(&on_the_host, nullptr, &layer)));

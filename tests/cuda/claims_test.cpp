@@ -198,7 +198,7 @@ TEST_P(CudaClaims, UnitScalesGiveTheExactIntegerProduct) {
         std::fill_n(p.x_scales.row<float>(0), 5, 1.0f);
         const DeviceProblem d(p, stream());
         for (const std::int64_t m : {1, 5}) {
-          for (const Kernel kernel : kernels_for({m, 9, k, g})) {
+          for (const Kernel kernel : kernels_for(m, d.w())) {
             DeviceOutput y(p.output(type, m, 9), type, stream());
             run([&] {
               cuda::binary_gemm(d.x().row_range(0, m), d.w(), {}, y.view(), launch(kernel));
@@ -272,7 +272,7 @@ TEST_P(CudaClaims, RepeatedRunsAreEqual) {
                              all_layouts()[k == 2240 ? 2 : 0], 5);
     const DeviceProblem d(p, stream());
     for (const std::int64_t m : {1, 3, 8, 17, 40}) {
-      for (const Kernel kernel : kernels_for({m, 131, k, 64})) {
+      for (const Kernel kernel : kernels_for(m, d.w())) {
         GuardedBuffer first = p.output(DataType::kFloat32, m, 131);
         for (int i = 0; i < 20; ++i) {
           DeviceOutput y(p.output(DataType::kFloat32, m, 131), DataType::kFloat32, stream());
@@ -536,6 +536,7 @@ TEST_F(CudaChoice, NamesAreKnown) {
   EXPECT_STREQ(cuda::name(Kernel::kAuto), "auto");
   EXPECT_STREQ(cuda::name(Kernel::kDecodeB1), "decode_b1");
   EXPECT_STREQ(cuda::name(Kernel::kDecodeS8), "decode_s8");
+  EXPECT_STREQ(cuda::name(Kernel::kWgmma), "wgmma");
 }
 
 }  // namespace

@@ -348,6 +348,17 @@ std::vector<cuda::Kernel> kernels_for(const Shape& shape) {
   return kernels;
 }
 
+std::vector<cuda::Kernel> kernels_for(std::int64_t m, const WeightView& w) {
+  std::vector<cuda::Kernel> kernels = kernels_for({m, w.n, w.k, w.group_size});
+  const bool aligned =
+      w.bits_stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(w.bits + w.bits_offset) % 16 == 0;
+  if (!aligned) {
+    kernels.erase(std::remove(kernels.begin(), kernels.end(), cuda::Kernel::kWgmma), kernels.end());
+  }
+  if (kernels.empty()) kernels.push_back(cuda::Kernel::kAuto);
+  return kernels;
+}
+
 // ---- Fixtures ----
 
 std::string no_device() {
@@ -382,6 +393,19 @@ void DeviceTest::TearDown() {
   if (!stream_) return;
   synchronize();
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+void ModeTest::SetUp() {
+  DeviceTest::SetUp();
+  if (!IsSkipped() && !HasFatalFailure()) scratch_.emplace(kScratchBytes, stream());
+}
+
+void ModeTest::TearDown() {
+  if (scratch_) {
+    EXPECT_TRUE(scratch_->guards_intact());
+    scratch_.reset();
+  }
+  DeviceTest::TearDown();
 }
 
 }  // namespace testing

@@ -191,8 +191,13 @@ class DeviceTest : public ::testing::Test {
 /// With a way to call as its parameter.
 class ModeTest : public DeviceTest, public ::testing::WithParamInterface<Mode> {
  protected:
-  cuda::Launch launch(cuda::Kernel kernel = cuda::Kernel::kAuto,
-                      const cuda::Workspace& workspace = {}) const {
+  void SetUp() override;
+  void TearDown() override;
+  /// With a workspace for kScratchBytes of x, for the kernels that use one.
+  cuda::Launch launch(cuda::Kernel kernel = cuda::Kernel::kAuto) const {
+    return launch(kernel, *scratch_);
+  }
+  cuda::Launch launch(cuda::Kernel kernel, const cuda::Workspace& workspace) const {
     return {stream(), workspace, GetParam().programmatic, kernel};
   }
   void run(const std::function<void()>& body) const { testing::run(GetParam(), stream(), body); }
@@ -201,10 +206,17 @@ class ModeTest : public DeviceTest, public ::testing::WithParamInterface<Mode> {
   static bool thinned(std::uint64_t index) {
     return GetParam().captured && Random(index).bits() % 3 != 0;
   }
+
+ private:
+  static constexpr std::size_t kScratchBytes = std::size_t{1} << 23;
+  std::optional<DeviceWorkspace> scratch_;
 };
 
 /// The kernels of this device that take the shape, and kAuto (in a reduced run, if there are none).
+/// The weights are dense, from an aligned base.
 std::vector<cuda::Kernel> kernels_for(const Shape& shape);
+/// The same for M tokens and these weights, which some kernels want aligned.
+std::vector<cuda::Kernel> kernels_for(std::int64_t m, const WeightView& w);
 
 }  // namespace testing
 }  // namespace binary_gemm

@@ -45,7 +45,9 @@ class Work {
   DeviceOutput output(cudaStream_t stream) const {
     return {GuardedBuffer(shape_.m, shape_.n, 2), kType, stream};
   }
+  /// Without a workspace unless the launch forces a kernel.
   void gemm(const DeviceOutput& y, cuda::Launch launch) const {
+    if (launch.kernel != Kernel::kAuto) launch.workspace = workspace_;
     cuda::binary_gemm(device_.x(), device_.w(), device_.bias(), y.view(), launch);
   }
   void linear(const DeviceOutput& y, cuda::Launch launch) const {

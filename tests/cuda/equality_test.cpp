@@ -89,12 +89,13 @@ class CudaEquality : public ModeTest {
   // Runs every kernel that takes the part, and compares.
   void check(const Case& c, const Part& part) const {
     const Shape shape{part.m, part.n, c.problem->shape.k, c.problem->shape.g};
-    for (const Kernel kernel : kernels_for(shape)) {
+    const WeightView w = c.device.w().row_range(part.n0, part.n);
+    for (const Kernel kernel : kernels_for(part.m, w)) {
       DeviceOutput y(c.problem->output(c.type, part.m, part.n), c.type, stream());
       run([&] {
-        cuda::binary_gemm(
-            c.device.x().row_range(part.m0, part.m), c.device.w().row_range(part.n0, part.n),
-            c.device.bias_if(c.with_bias).row_range(part.n0, part.n), y.view(), launch(kernel));
+        cuda::binary_gemm(c.device.x().row_range(part.m0, part.m), w,
+                          c.device.bias_if(c.with_bias).row_range(part.n0, part.n), y.view(),
+                          launch(kernel));
       });
       kernels_that_ran().insert(kernel);
       ASSERT_TRUE(equal_bits(y.fetch(),
@@ -351,11 +352,11 @@ TEST_P(CudaEqualityFull, Shards) {
             expected_gemm(p.x().row_range(20 - m, m).column_range(begin, count),
                           p.w().row_range(n0, n).column_range(begin, count),
                           p.bias().row_range(n0, n), expected.view(DataType::kBFloat16));
-            for (const Kernel kernel : kernels_for({m, n, count, g})) {
+            const WeightView w = d.w().row_range(n0, n).column_range(begin, count);
+            for (const Kernel kernel : kernels_for(m, w)) {
               DeviceOutput y(p.output(DataType::kBFloat16, m, 100), DataType::kBFloat16, stream());
               run([&] {
-                cuda::binary_gemm(d.x().row_range(20 - m, m).column_range(begin, count),
-                                  d.w().row_range(n0, n).column_range(begin, count),
+                cuda::binary_gemm(d.x().row_range(20 - m, m).column_range(begin, count), w,
                                   d.bias().row_range(n0, n), y.view().column_range(n0, n),
                                   launch(kernel));
               });
@@ -554,7 +555,7 @@ TEST_P(CudaLinear, EveryTypePair) {
           std::vector<std::int64_t> batches = {1, 2, 3, 11, 20, 33, 65};
           if (reduced()) batches = {1 + static_cast<std::int64_t>(seed % 3), 33};
           for (const std::int64_t m : batches) {
-            for (const Kernel kernel : kernels_for({m, 35, k, g})) {
+            for (const Kernel kernel : kernels_for(m, d.w())) {
               DeviceWorkspace workspace(cuda::linear_workspace_bytes(m, k), stream());
               DeviceOutput y(p.output(y_type, m, 35), y_type, stream());
               run([&] {
@@ -659,7 +660,7 @@ class CudaChain : public CudaEquality {
     }
   }
 
-  // Kernels that take every layer.
+  // Kernels that take every layer (all are dense).
   std::vector<Kernel> kernels(std::int64_t m, std::int64_t g) const {
     std::vector<Kernel> all = kernels_for({m, kWidths[1], kWidths[0], g});
     for (std::size_t i = 1; i < 3; ++i) {

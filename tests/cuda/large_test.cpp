@@ -64,11 +64,13 @@ TEST_P(CudaLarge, SeventyThousandTokens) {
     const DeviceProblem d(p, stream());
     GuardedBuffer expected = p.output(kType);
     cpu::binary_gemm(p.x(), p.w(), p.bias(), expected.view(kType));
-    for (const Kernel kernel : kernels_for({kM, kN, k, g})) {
+    DeviceWorkspace workspace(cuda::linear_workspace_bytes(kM, k), stream());
+    for (const Kernel kernel : kernels_for(kM, d.w())) {
       DeviceOutput y(p.output(kType), kType, stream());
-      run([&] { cuda::binary_gemm(d.x(), d.w(), d.bias(), y.view(), launch(kernel)); });
+      run([&] { cuda::binary_gemm(d.x(), d.w(), d.bias(), y.view(), launch(kernel, workspace)); });
       EXPECT_TRUE(equal_bits(y.fetch(), expected.view(kType))) << cuda::name(kernel);
       EXPECT_TRUE(y.guards_intact());
+      EXPECT_TRUE(workspace.guards_intact());
     }
 
     GuardedBuffer x(kM, k, 2);
@@ -81,7 +83,6 @@ TEST_P(CudaLarge, SeventyThousandTokens) {
     GuardedBuffer linear_expected = p.output(kType);
     cpu::binary_linear(x.view(kType), p.w(), {}, linear_expected.view(kType));
     const DeviceBuffer x_device(x, stream());
-    DeviceWorkspace workspace(cuda::linear_workspace_bytes(kM, k), stream());
     DeviceOutput y(p.output(kType), kType, stream());
     run([&] {
       cuda::binary_linear(x_device.view(x, kType), d.w(), {}, y.view(),
@@ -106,10 +107,13 @@ TEST_P(CudaLarge, MoreThan2To31Outputs) {
                                 all_layouts()[0], 3);
   const DeviceProblem d(p, stream());
   const Block y(y_bytes);
+  DeviceWorkspace workspace(cuda::gemm_workspace_bytes(kM, kK), stream());
   BINARY_GEMM_CHECK_CUDA(cudaMemsetAsync(y.as<void>(), 0xff, y_bytes, stream()));
   run([&] {
-    cuda::binary_gemm(d.x(), d.w(), d.bias(), matrix_view(y.as<bfloat16>(), kM, kN), launch());
+    cuda::binary_gemm(d.x(), d.w(), d.bias(), matrix_view(y.as<bfloat16>(), kM, kN),
+                      launch(Kernel::kAuto, workspace));
   });
+  EXPECT_TRUE(workspace.guards_intact());
   constexpr std::int64_t kCrossing = (std::int64_t{1} << 31) / kN;
   std::set<std::int64_t> rows = {
       0,      1,     kCrossing / 2, kCrossing / 2 + 1, kCrossing - 1, kCrossing, kCrossing + 1,
@@ -147,7 +151,7 @@ TEST_P(CudaLarge, RowsOfXAndYFarApart) {
   x_view.values = x.as<std::int8_t>();
   x_view.row_stride = kStride;
   const MatrixView y_view = matrix_view(y.as<float>(), 3, 100, kStride);
-  for (const Kernel kernel : kernels_for({3, 100, 2048, 64})) {
+  for (const Kernel kernel : kernels_for(3, d.w())) {
     GuardedBuffer actual(3, 100, 4);
     for (std::int64_t m = 0; m < 3; ++m) {
       BINARY_GEMM_CHECK_CUDA(cudaMemsetAsync(y.as<float>() + m * kStride, 0xff, 400, stream()));
@@ -238,7 +242,7 @@ TEST_P(CudaLarge, RowsOfWFarApart) {
     far_bits.scales_stride = d.w().scales_stride;
     for (const WeightView& w : {far, far_bits}) {
       for (const std::int64_t m : {1, 3, 8, 33}) {
-        for (const Kernel kernel : kernels_for({m, kN, k, 64})) {
+        for (const Kernel kernel : kernels_for(m, w)) {
           DeviceOutput y(p.output(kType, m, kN), kType, stream());
           run([&] {
             cuda::binary_gemm(d.x().row_range(0, m), w, d.bias(), y.view(), launch(kernel));
@@ -313,7 +317,7 @@ TEST_P(CudaLarge, AStrideOfOneRowMayBeAnything) {
   const DeviceProblem d(p, stream());
   GuardedBuffer expected = p.output(kType);
   expected_gemm(p.x(), p.w(), p.bias(), expected.view(kType));
-  for (const Kernel kernel : kernels_for({1, 1, 2048, 128})) {
+  for (const Kernel kernel : kernels_for(1, d.w())) {
     DeviceOutput output(p.output(kType), kType, stream());
     ActivationView x = d.x();
     x.row_stride = kAny;
@@ -335,7 +339,7 @@ TEST_P(CudaLarge, ManyRowsOfW) {
     for (const std::int64_t m : {1, 9}) {
       GuardedBuffer expected = p.output(kType, m, n);
       cpu::binary_gemm(p.x().row_range(0, m), p.w(), p.bias(), expected.view(kType));
-      for (const Kernel kernel : kernels_for({m, n, k, 128})) {
+      for (const Kernel kernel : kernels_for(m, d.w())) {
         DeviceOutput y(p.output(kType, m, n), kType, stream());
         run([&] {
           cuda::binary_gemm(d.x().row_range(0, m), d.w(), d.bias(), y.view(), launch(kernel));

@@ -21,6 +21,7 @@
 /// programmatic dependent launch the first weights are there before the wait.
 
 #include "binary_gemm/kernels/epilogue.cuh"
+#include "binary_gemm/kernels/expand.cuh"
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/planes.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
@@ -28,29 +29,6 @@
 
 namespace binary_gemm {
 namespace kernels {
-
-/// The 32 weights of a word as bytes of +1 (bit 1) or -1: byte i of register j is bit 4i + j, of
-/// register 4 + j bit 16 + 4i + j.
-///
-/// A byte permute looks up four selectors of 3 bits in a table of 8 bytes; a table that depends on
-/// one bit of its index picks that bit out of each nibble of the word. 13 instructions. The
-/// permute's sign mode does the fourth bit in two less, but gives -3 or -1, and adding back what
-/// that takes from the dot cost more: 5% less time at M = 8, 12% more at M = 16.
-__device__ inline void expand_signs(std::uint32_t word, std::uint32_t (&signs)[8]) {
-  constexpr std::uint32_t kByBit0 = 0x01ff01ffu;  // of selectors 0..3, and 4..7 alike
-  constexpr std::uint32_t kByBit1 = 0x0101ffffu;
-  constexpr std::uint32_t kMinus = 0xffffffffu, kPlus = 0x01010101u;  // by bit 2
-  const std::uint32_t low3 = word & 0x77777777u;
-  const std::uint32_t bit3 = (word >> 3) & 0x11111111u;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const std::uint32_t selectors = low3 >> (16 * half);
-    signs[4 * half + 0] = ptx::permute_bytes(kByBit0, kByBit0, selectors);
-    signs[4 * half + 1] = ptx::permute_bytes(kByBit1, kByBit1, selectors);
-    signs[4 * half + 2] = ptx::permute_bytes(kMinus, kPlus, selectors);
-    signs[4 * half + 3] = ptx::permute_bytes(kByBit0, kByBit0, bit3 >> (16 * half));
-  }
-}
 
 /// Puts 32 consecutive bytes (four a word) in the order of expand_signs: two 4x4 byte transposes.
 __device__ inline void permute_as_signs(std::uint32_t (&words)[8]) {

@@ -29,5 +29,35 @@ __device__ inline void store_output(void* y, DataType type, std::int64_t index, 
   }
 }
 
+/// Applies token m's scale and the biases to the sums of rows n and n + 1 and writes those below N.
+__device__ inline void store_pair(const GemmParams& params, unsigned m, unsigned n, float2 acc,
+                                  float x_scale) {
+  if (n >= params.n) return;
+  const bool both = n + 1 < params.n;
+  float bias0 = 0, bias1 = 0;
+  float low, high;
+  if (params.bias != nullptr) {
+    bias0 = params.bias[n];
+    if (both) bias1 = params.bias[n + 1];
+    low = __fmaf_rn(acc.x, x_scale, bias0), high = __fmaf_rn(acc.y, x_scale, bias1);
+  } else {
+    low = __fmul_rn(acc.x, x_scale), high = __fmul_rn(acc.y, x_scale);
+  }
+  const std::int64_t index = m * params.y_stride + n;
+  if (both && params.y_type != DataType::kFloat32) {
+    char* address = static_cast<char*>(params.y) + index * 2;
+    if (reinterpret_cast<std::uintptr_t>(address) % 4 == 0) {
+      if (params.y_type == DataType::kBFloat16) {
+        *reinterpret_cast<__nv_bfloat162*>(address) = __floats2bfloat162_rn(low, high);
+      } else {
+        *reinterpret_cast<__half2*>(address) = __floats2half2_rn(low, high);
+      }
+      return;
+    }
+  }
+  store_output(params.y, params.y_type, index, low);
+  if (both) store_output(params.y, params.y_type, index + 1, high);
+}
+
 }  // namespace kernels
 }  // namespace binary_gemm

@@ -130,6 +130,21 @@ __device__ inline void bulk_copy(std::uint32_t target, const void* source, std::
       : "memory");
 }
 
+/// Arrives once.
+__device__ inline void mbarrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// Copies the box of a 2-D tensor map at (x, y) to shared memory; completes on the barrier.
+__device__ inline void tensor_copy_2d(std::uint32_t target, const void* map, std::uint32_t x,
+                                      std::uint32_t y, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3}], [%4];" ::"r"(target),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+
 /// Copies the box of a 3-D tensor map at (x, y, z) to shared memory; completes on the barrier.
 __device__ inline void tensor_copy_3d(std::uint32_t target, const void* map, std::uint32_t x,
                                       std::uint32_t y, std::uint32_t z, std::uint32_t barrier) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "binary_gemm/kernels/expand.cuh"
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
 
@@ -20,6 +21,9 @@ struct QuantizeParams {
   std::int64_t q_stride;
   float* scales;  ///< [m]
   std::int64_t k;
+  /// 0: q is row-major. Else the group size whose order (expand.cuh) q has, in rows padded with
+  /// zeros to a multiple of 128 and 16-byte aligned.
+  int order;
   bool vectorized;  ///< x's rows are 16-byte aligned, q's 8-byte, and k is a multiple of 8
 };
 
@@ -38,12 +42,13 @@ struct alignas(16) QuantizeVector {
   T values[kQuantizeVector];
 };
 
-/// Eight elements from `column`; zeros past k.
+/// Eight elements of a row from `column`; zeros past k. The row is 16-byte aligned and k a multiple
+/// of 8 if `vectorized`.
 template <class T>
-__device__ inline QuantizeVector<T> load_vector(const QuantizeParams& params, const T* row,
-                                                std::int64_t column) {
+__device__ inline QuantizeVector<T> load_vector(const T* row, std::int64_t column, std::int64_t k,
+                                                bool vectorized) {
   QuantizeVector<T> vector;
-  if (params.vectorized && column < params.k) {
+  if (vectorized && column < k) {
     constexpr int kWords = sizeof(vector) / sizeof(uint4);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
@@ -52,7 +57,7 @@ __device__ inline QuantizeVector<T> load_vector(const QuantizeParams& params, co
   } else {
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) {
-      vector.values[i] = column + i < params.k ? row[column + i] : T{};
+      vector.values[i] = column + i < k ? row[column + i] : T{};
     }
   }
   return vector;
@@ -69,10 +74,51 @@ __device__ inline std::uint32_t largest_magnitude(const QuantizeVector<T>& vecto
   return largest;
 }
 
+/// Eight values of a block of 128, from `column` of it on (a multiple of 8), to their places in the
+/// order: the inverse of source_column.
+__device__ inline void store_ordered(std::int8_t* block, unsigned column, int group,
+                                     std::uint32_t low, std::uint32_t high) {
+  if (group == 32) {
+    // column = 32 step + 8t: the halves' words of lane t.
+    std::int8_t* target = block + column / 32 * 32 + column / 8 % 4 * 4;
+    *reinterpret_cast<std::uint32_t*>(target) = __byte_perm(low, high, 0x5140);
+    *reinterpret_cast<std::uint32_t*>(target + 16) = __byte_perm(low, high, 0x7362);
+    return;
+  }
+  // The 16 values of which these are half belong to lane t; values v and v + 4 go side by side.
+  const unsigned half = group >= 128 ? column / 16 % 2 : column / 64;
+  const unsigned t = group >= 128 ? column / 32 : column / 16 % 4;
+  std::int8_t* target = block + 64 * half + 4 * t + column / 8 % 2 * 2;
+#pragma unroll
+  for (unsigned j = 0; j < 4; ++j) {
+    *reinterpret_cast<std::uint16_t*>(target + 16 * j) =
+        static_cast<std::uint16_t>(__byte_perm(low, high, j | (4 + j) << 4));
+  }
+}
+
+/// How a row is quantized: see reference.h.
+struct RowScale {
+  float scale;    ///< NaN if the row has an infinity or a NaN
+  float lift;     ///< 127 / a would overflow for a tiny a; scaling both by 2^64 changes no mantissa
+  float inverse;  ///< 127 / (a · lift), or 0 for a row of zeros
+  bool finite;
+};
+
+/// From the bits of the row's largest magnitude.
+__device__ inline RowScale row_scale(std::uint32_t largest) {
+  constexpr std::uint32_t kInfinity = 0x7f800000u;
+  const float a = __uint_as_float(largest);
+  RowScale row;
+  row.finite = largest < kInfinity;
+  row.scale = row.finite ? __fdiv_rn(a, 127.0f) : __uint_as_float(0x7fc00000u);
+  row.lift = a < 0x1p-64f ? 0x1p64f : 1.0f;
+  row.inverse = row.finite && a > 0 ? __fdiv_rn(127.0f, __fmul_rn(a, row.lift)) : 0.0f;
+  return row;
+}
+
+/// Eight int8, four a word.
 template <class T>
-__device__ inline void store_vector(const QuantizeParams& params, std::int8_t* row,
-                                    std::int64_t column, const QuantizeVector<T>& vector,
-                                    float lift, float inverse) {
+__device__ inline uint2 quantize_vector(const QuantizeVector<T>& vector, const RowScale& row) {
   // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low mantissa.
   constexpr float kRound = 12582912.0f;
   std::uint32_t words[2];
@@ -81,20 +127,29 @@ __device__ inline void store_vector(const QuantizeParams& params, std::int8_t* r
     std::uint32_t bytes[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float value = __fmul_rn(as_float(vector.values[4 * w + i]), lift);
-      bytes[i] = __float_as_uint(__fadd_rn(__fmul_rn(value, inverse), kRound));
+      const float value = __fmul_rn(as_float(vector.values[4 * w + i]), row.lift);
+      bytes[i] = __float_as_uint(__fadd_rn(__fmul_rn(value, row.inverse), kRound));
     }
     const std::uint32_t low = __byte_perm(bytes[0], bytes[1], 0x0040);
     const std::uint32_t high = __byte_perm(bytes[2], bytes[3], 0x0040);
     words[w] = __byte_perm(low, high, 0x5410);
   }
-  if (params.vectorized) {
-    *reinterpret_cast<uint2*>(row + column) = make_uint2(words[0], words[1]);
+  return row.finite ? make_uint2(words[0], words[1]) : make_uint2(0, 0);
+}
+
+__device__ inline void store_vector(const QuantizeParams& params, std::int8_t* row,
+                                    std::int64_t column, uint2 words) {
+  if (params.order != 0) {
+    store_ordered(row + column / kOrderBlock * kOrderBlock,
+                  static_cast<unsigned>(column % kOrderBlock), params.order, words.x, words.y);
+  } else if (params.vectorized) {
+    *reinterpret_cast<uint2*>(row + column) = words;
   } else {
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) {
-      if (column + i < params.k)
-        row[column + i] = static_cast<std::int8_t>(words[i / 4] >> i % 4 * 8);
+      if (column + i < params.k) {
+        row[column + i] = static_cast<std::int8_t>((i < 4 ? words.x : words.y) >> i % 4 * 8);
+      }
     }
   }
 }
@@ -113,12 +168,14 @@ __global__ void __launch_bounds__(kQuantizeThreads)
 
   QuantizeVector<T> kept[kQuantizeKept];
 #pragma unroll
-  for (int i = 0; i < kQuantizeKept; ++i) kept[i] = load_vector(params, x, first + i * kStep);
+  for (int i = 0; i < kQuantizeKept; ++i) {
+    kept[i] = load_vector(x, first + i * kStep, params.k, params.vectorized);
+  }
   std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) largest = max(largest, largest_magnitude(kept[i]));
   for (std::int64_t column = first + kQuantizeKept * kStep; column < params.k; column += kStep) {
-    largest = max(largest, largest_magnitude(load_vector(params, x, column)));
+    largest = max(largest, largest_magnitude(load_vector(x, column, params.k, params.vectorized)));
   }
   largest = __reduce_max_sync(0xffffffffu, largest);
   if (threadIdx.x % kWarpSize == 0) warp_largest[threadIdx.x / kWarpSize] = largest;
@@ -126,27 +183,17 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   largest =
       __reduce_max_sync(0xffffffffu, warp_largest[threadIdx.x % (kQuantizeThreads / kWarpSize)]);
 
-  constexpr std::uint32_t kInfinity = 0x7f800000u;
-  const bool finite = largest < kInfinity;
-  const float a = __uint_as_float(largest);
-  if (threadIdx.x == 0) {
-    params.scales[blockIdx.x] = finite ? __fdiv_rn(a, 127.0f) : __uint_as_float(0x7fc00000u);
-  }
-  // 127 / a would overflow for a tiny a; scaling both by 2^64 changes no mantissa (reference.h).
-  const float lift = a < 0x1p-64f ? 0x1p64f : 1.0f;
-  const float inverse = finite && a > 0 ? __fdiv_rn(127.0f, __fmul_rn(a, lift)) : 0.0f;
+  const RowScale row = row_scale(largest);
+  if (threadIdx.x == 0) params.scales[blockIdx.x] = row.scale;
+  const std::int64_t columns =
+      params.order != 0 ? (params.k + kOrderBlock - 1) / kOrderBlock * kOrderBlock : params.k;
   const auto store = [&](std::int64_t column, const QuantizeVector<T>& vector) {
-    if (column >= params.k) return;
-    if (finite) {
-      store_vector(params, q, column, vector, lift, inverse);
-    } else {
-      store_vector(params, q, column, QuantizeVector<T>{}, 1.0f, 0.0f);
-    }
+    if (column < columns) store_vector(params, q, column, quantize_vector(vector, row));
   };
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) store(first + i * kStep, kept[i]);
-  for (std::int64_t column = first + kQuantizeKept * kStep; column < params.k; column += kStep) {
-    store(column, load_vector(params, x, column));
+  for (std::int64_t column = first + kQuantizeKept * kStep; column < columns; column += kStep) {
+    store(column, load_vector(x, column, params.k, params.vectorized));
   }
 }
 
