@@ -29,6 +29,16 @@ __device__ inline void store_output(void* y, DataType type, std::int64_t index, 
   }
 }
 
+/// Two values rounded to a 2-byte output type; `low` comes first in memory.
+__device__ inline std::uint32_t round_pair(DataType type, float low, float high) {
+  if (type == DataType::kBFloat16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
 /// Applies token m's scale and the biases to the sums of rows n and n + 1 and writes those below N.
 __device__ inline void store_pair(const GemmParams& params, unsigned m, unsigned n, float2 acc,
                                   float x_scale) {
