@@ -120,7 +120,7 @@ class BinaryLinear {
  public:
   /// Weights of all -1 with zero scales, and a zero bias if `has_bias`, on the current device.
   /// Throws CudaError with cudaErrorMemoryAllocation if there is no room, and then keeps no memory;
-  /// so do the two functions below.
+  /// so do from_dense and from_packed.
   BinaryLinear(std::int64_t n, std::int64_t k, std::int64_t group_size = 128,
                bool has_bias = false);
   /// Takes the memory; `other` is left as a layer of n = k = 0.
