@@ -191,8 +191,9 @@ bool run(int ranks) {
   for (int device = 0; device < ranks; ++device) {
     CHECK(cudaSetDevice(device));
     all.push_back(std::make_unique<Rank>(first, second, hidden_of(device, ranks)));
-    CHECK(
-        cudaMemcpy(all.back()->x.data(), x.data(), all.back()->x.bytes(), cudaMemcpyHostToDevice));
+    const Rank& rank = *all.back();
+    CHECK(cudaMemcpyAsync(rank.x.data(), x.data(), rank.x.bytes(), cudaMemcpyHostToDevice,
+                          rank.stream));
   }
   const Communicators communicators(ranks);
 
