@@ -360,7 +360,8 @@ def roofline(results):
             if points:
                 curves.append((impl, style, rows[-1][0], points))
     ours = [(m, points) for impl, _, m, points in curves if impl == "binary_gemm"]
-    rates = [row.gbps for key, row in results.rows.items() if key.impl == "read_floor"]
+    rates = [row.gbps for key, row in results.rows.items()
+             if key.impl == "read_floor" and key.layer in LAYERS]
     # Of decode alone the picture would have one roof.
     if (not rates or max((m for m, _ in ours), default=0) < TOPS_FROM
             or sum(len(points) for _, points in ours) < PICTURE_POINTS):
