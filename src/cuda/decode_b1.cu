@@ -71,7 +71,8 @@ std::vector<const void*> decode_b1_kernels() {
     for (const std::int64_t group : kGroupSizes) {
       for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
         const void* kernel =
-            plan_decode_b1(smallest_shape({kernels::Family::kDecodeB1, tokens, 0}, group, engine))
+            plan_decode_b1(
+                smallest_shape({kernels::Family::kDecodeB1, tokens, 0, 0}, group, engine))
                 .kernel;
         if (kernel != nullptr) all.push_back(kernel);
       }

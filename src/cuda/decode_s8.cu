@@ -49,8 +49,6 @@ DecodeLaunch plan_group(const DecodeShape& shape) {
       return plan<8, kGroup>(shape);
     case 16:
       return plan<16, kGroup>(shape);
-    case 32:
-      return plan<32, kGroup>(shape);
   }
   return {};
 }
@@ -66,8 +64,8 @@ std::vector<const void*> decode_s8_kernels() {
   std::vector<const void*> all;
   for (const bool engine : {false, true}) {
     for (const std::int64_t group : kGroupSizes) {
-      for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}, std::uint8_t{32}}) {
-        const kernels::KernelConfig config{kernels::Family::kDecodeS8, tokens, 0};
+      for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}}) {
+        const kernels::KernelConfig config{kernels::Family::kDecodeS8, tokens, 0, 0};
         all.push_back(plan_decode_s8(smallest_shape(config, group, engine)).kernel);
       }
     }

@@ -73,8 +73,20 @@ DecodeLaunch plan_decode_s8(const DecodeShape& shape);
 inline constexpr std::uint32_t kDecodeB1Rows = 32;
 inline constexpr std::uint32_t kDecodeS8Rows = 16;
 
-/// How the wgmma kernel is launched. Its arguments are GemmParams, then the tensor maps of x and of
-/// the bits, with boxes of (128 bytes, tokens) and (32 words, rows).
+/// The product as the wgmma family sees it.
+struct WgmmaShape {
+  kernels::KernelConfig config;
+  std::int64_t m;
+  std::int64_t n;
+  std::int64_t group_size;
+  int shared_limit;   ///< bytes, a CTA
+  int shared_memory;  ///< bytes, a multiprocessor
+  int multiprocessors;
+};
+
+/// How the wgmma kernel is launched. Its arguments are GemmParams, then the tensor maps of x, as
+/// (byte, token, block of 128) in boxes of (128, tokens, blocks), and of the bits, as (word, row)
+/// in boxes of (32, rows).
 struct WgmmaLaunch {
   const void* kernel = nullptr;
   std::uint32_t grid = 0;
@@ -82,10 +94,10 @@ struct WgmmaLaunch {
   std::uint32_t shared_bytes = 0;
   std::uint32_t rows = 0;
   std::uint32_t tokens = 0;
+  std::uint32_t blocks = 0;
 };
 
-WgmmaLaunch plan_wgmma(const kernels::KernelConfig& config, std::int64_t m, std::int64_t n,
-                       std::int64_t group_size, int multiprocessors);
+WgmmaLaunch plan_wgmma(const WgmmaShape& shape);
 std::vector<const void*> wgmma_kernels();
 
 /// Every kernel of the family, to be loaded and given its shared memory.

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -61,36 +62,34 @@ decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return encoder;
 }
 
-// The bits as a tensor (word of a line, row, slice): see kernels/weight_tile.cuh.
-CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows, std::uint32_t slices) {
+// A tensor for the copy engine, in boxes with the 128-byte swizzle, zeros out of bounds. Strides
+// are those of all dimensions but the first, in bytes.
+template <std::size_t kRank>
+CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[kRank],
+                       const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank],
+                       CUtensorMapL2promotion promotion) {
+  cuuint32_t steps[kRank];
+  std::fill(std::begin(steps), std::end(steps), 1u);
   CUtensorMap map;
-  const cuuint64_t sizes[3] = {kSliceK / 32, params.n, params.slices};
-  const cuuint64_t strides[2] = {cuuint64_t{params.bits_stride} * 4, kSliceK / 8};  // bytes
-  const cuuint32_t box[3] = {kSliceK / 32, rows, slices};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, const_cast<std::uint32_t*>(params.bits), sizes,
-      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) throw CudaError(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+  const CUresult result =
+      tensor_map_encoder()(&map, type, kRank, const_cast<void*>(data), sizes, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw CudaError(cudaErrorInvalidValue,
+                    "cuTensorMapEncodeTiled (CUresult " + std::to_string(result) + ")");
+  }
   return map;
 }
 
-// A matrix of `width` elements by `height` rows, in boxes with the 128-byte swizzle.
-CUtensorMap matrix_tensor_map(CUtensorMapDataType type, const void* data, std::int64_t width,
-                              std::int64_t height, std::int64_t stride_bytes,
-                              std::uint32_t box_width, std::uint32_t box_height) {
-  CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride_bytes)};
-  const cuuint32_t box[2] = {box_width, box_height};
-  const cuuint32_t steps[2] = {1, 1};
-  const CUresult result =
-      tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) throw CudaError(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
-  return map;
+constexpr cuuint32_t kLineWords = kSliceK / 32;
+
+// The bits as a tensor (word of a line, row, slice): see kernels/weight_tile.cuh.
+CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows, std::uint32_t slices) {
+  return tensor_map<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits,
+                       {kLineWords, params.n, params.slices},
+                       {cuuint64_t{params.bits_stride} * 4, kSliceK / 8},
+                       {kLineWords, rows, slices}, CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 
 GemmParams resolve(const ActivationView& x, const WeightView& w, const BiasView& bias,
@@ -236,14 +235,17 @@ void check_kernel(const Device& device, Kernel kernel, std::int64_t m, std::int6
 // The product by the wgmma kernel; params.x is in its order.
 void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_size,
                   const KernelConfig& config, const Launch& launch) {
-  const WgmmaLaunch plan =
-      plan_wgmma(config, params.m, params.n, group_size, device.multiprocessors);
+  const WgmmaLaunch plan = plan_wgmma({config, params.m, params.n, group_size, device.shared_limit,
+                                       device.shared_memory, device.multiprocessors});
   params.dependent = launch.programmatic;
-  CUtensorMap x = matrix_tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, params.x, params.x_stride,
-                                    params.m, params.x_stride, kOrderBlock, plan.tokens);
-  CUtensorMap bits =
-      matrix_tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits, params.k / 32, params.n,
-                        std::int64_t{params.bits_stride} * 4, kSliceK / 32, plan.rows);
+  const auto x_stride = static_cast<cuuint64_t>(params.x_stride);
+  CUtensorMap x =
+      tensor_map<3>(CU_TENSOR_MAP_DATA_TYPE_UINT8, params.x,
+                    {kOrderBlock, params.m, x_stride / kOrderBlock}, {x_stride, kOrderBlock},
+                    {kOrderBlock, plan.tokens, plan.blocks}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  CUtensorMap bits = tensor_map<2>(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits,
+                                   {params.k / 32, params.n}, {cuuint64_t{params.bits_stride} * 4},
+                                   {kLineWords, plan.rows}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   void* arguments[] = {&params, &x, &bits};
   launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(plan.threads), plan.shared_bytes, launch,
                 arguments);
@@ -362,7 +364,7 @@ Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_
 
 std::size_t gemm_workspace_bytes(std::int64_t m, std::int64_t k) {
   check_workspace_shape(m, k);
-  return static_cast<std::size_t>(m < kernels::kWgmmaMinTokens ? 0 : m * ordered_stride(k));
+  return static_cast<std::size_t>(m < kernels::wgmma_min_tokens(k) ? 0 : m * ordered_stride(k));
 }
 
 std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k) {

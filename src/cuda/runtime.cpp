@@ -72,9 +72,10 @@ CudaError::CudaError(cudaError_t code, const std::string& call)
 
 DeviceGuard::DeviceGuard(int device) {
   BINARY_GEMM_CUDA(cudaGetDevice(&previous_));
-  if (previous_ == device) return;
+  // Also where it is the current one: this gives a thread its context, without which the driver
+  // encodes no tensor map.
   BINARY_GEMM_CUDA(cudaSetDevice(device));
-  changed_ = true;
+  changed_ = previous_ != device;
 }
 
 DeviceGuard::~DeviceGuard() {

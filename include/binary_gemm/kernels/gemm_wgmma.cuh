@@ -35,29 +35,41 @@ namespace binary_gemm {
 namespace kernels {
 
 /// The shapes and the shared-memory plan of gemm_wgmma, for host and device.
-template <int kConsumers_, int kTokens_, int kGroup_>
+template <int kRowGroups_, int kTurns_, int kTokens_, int kGroup_>
 struct GemmWgmma {
-  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kRowGroups = kRowGroups_;  ///< of 64 rows
+  static constexpr int kTurns = kTurns_;          ///< warpgroups of the same rows
+  static constexpr int kConsumers = kRowGroups * kTurns;
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroup = kGroup_;
-  static constexpr int kRows = 64 * kConsumers;
+  static constexpr int kRows = 64 * kRowGroups;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kBlock = 128;  ///< of K: a stage of x
+  static constexpr int kBlock = 128;  ///< of K: an x of one wgmma group
   static constexpr int kBlocks = static_cast<int>(kSliceK) / kBlock;
   static constexpr int kScales = static_cast<int>(kSliceK) / kGroup;
+
+  // Stages of a turn.
   static constexpr int kWordStages = 2;
   static constexpr int kScaleStages = 3;
+  /// Of the last warpgroup's warps one drives the copy engine; others convert scales, each those of
+  /// its turns, and the rest write tiles. Converters fetch one slice ahead.
+  static constexpr int kConverters = kTurns > 1 ? 2 : 1;
+  static constexpr int kWriters = 3 - kConverters;
 
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kConsumers == 1 ? (kTokens <= 32 ? 3 : 2) : 1;
   /// Registers a thread: at launch, then of the last warpgroup and of the others (setmaxnreg).
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kResident) / 8 * 8;
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 48 : 56;
+  static constexpr int kProducerRegisters = kResident == 3 ? 48 : 56;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
 
   // Bytes of a stage.
-  static constexpr int kXBytes = kTokens * kBlock;
+  /// A stage of x has several blocks if they are small: one thread issues a copy in about 200
+  /// clocks.
+  static constexpr int kStageBlocks = kTokens <= 16 ? 8 : kTokens <= 32 ? 4 : kTokens <= 64 ? 2 : 1;
+  static constexpr int kBlockBytes = kTokens * kBlock;
+  static constexpr int kXBytes = kStageBlocks * kBlockBytes;
   static constexpr int kWordBytes = kRows * static_cast<int>(kSliceK) / 8;
   static constexpr int kMantissaBytes = kRows * kScales * 2;  ///< [row][scale]
   static constexpr int kUnitBytes = kRows * 4 + 16;           ///< and the parts with wide rows
@@ -68,30 +80,39 @@ struct GemmWgmma {
   static constexpr int kStagedStride = 64 * 2;  ///< bytes of a token's rounded outputs
 
   static constexpr int kSharedLimit = 228 * 1024 / kResident - 1024;
-  static constexpr int kFixedBytes = kWordStages * kWordBytes +
-                                     kScaleStages * (kMantissaBytes + kUnitBytes) +
-                                     kConsumers * kTotalBytes + 512;
-  /// A slice goes round the ring a whole number of times, so that a block's stage is a constant.
-  static constexpr int kXStagesFitting = (kSharedLimit - kFixedBytes) / kXBytes;
-  static constexpr int kXStages = kXStagesFitting >= 8 ? 8 : kXStagesFitting >= 4 ? 4 : 2;
-  static_assert(kXStagesFitting >= 2 && kBlocks % kXStages == 0, "too little shared memory");
+  static constexpr int kFixedBytes =
+      kTurns * (kWordStages * kWordBytes + kScaleStages * (kMantissaBytes + kUnitBytes)) +
+      kRowGroups * kTotalBytes + 1024;
+  /// A slice goes round the ring a whole number of times, so that a block's place is a constant.
+  static constexpr int kXStagesFitting = (kSharedLimit - kFixedBytes) / (kTurns * kXBytes);
+  static constexpr int kSliceStages = kBlocks / kStageBlocks;
+  static constexpr int kXStages = kXStagesFitting >= 2 * kSliceStages && kSliceStages < 4
+                                      ? 2 * kSliceStages
+                                  : kXStagesFitting >= kSliceStages ? kSliceStages
+                                  : kXStagesFitting >= 4            ? 4
+                                                                    : 2;
+  static constexpr int kRounds =
+      kXStages < kSliceStages ? kSliceStages / kXStages : 1;  ///< a slice
+  static constexpr int kRoundStages = kSliceStages / kRounds;
+  static_assert(kXStagesFitting >= kXStages, "too little shared memory");
 
-  // Offsets: what the swizzle wants aligned to 1024 bytes comes first.
+  // Offsets: what the swizzle wants aligned to 1024 bytes comes first. Rings are [turn][stage].
   static constexpr int kXOffset = 0;
-  static constexpr int kWordOffset = kXOffset + kXStages * kXBytes;
-  static constexpr int kMantissaOffset = kWordOffset + kWordStages * kWordBytes;
-  static constexpr int kUnitOffset = kMantissaOffset + kScaleStages * kMantissaBytes;
-  static constexpr int kBarrierOffset = kUnitOffset + kScaleStages * kUnitBytes;
-  static constexpr int kBarriers = 2 * (kXStages + kWordStages + kScaleStages + 1);
+  static constexpr int kWordOffset = kXOffset + kTurns * kXStages * kXBytes;
+  static constexpr int kMantissaOffset = kWordOffset + kTurns * kWordStages * kWordBytes;
+  static constexpr int kUnitOffset = kMantissaOffset + kTurns * kScaleStages * kMantissaBytes;
+  static constexpr int kBarrierOffset = kUnitOffset + kTurns * kScaleStages * kUnitBytes;
+  static constexpr int kTurnBarriers = 2 * (kXStages + kWordStages + kScaleStages);
+  static constexpr int kBarriers = kTurns * kTurnBarriers + 2;
   static constexpr int kTotalOffset = (kBarrierOffset + kBarriers * 8 + 127) / 128 * 128;
-  static constexpr int kSharedBytes = kTotalOffset + kConsumers * kTotalBytes;
+  static constexpr int kSharedBytes = kTotalOffset + kRowGroups * kTotalBytes;
 };
 
 /// A ring of stages with a full and an empty mbarrier each.
 template <int kStages>
 struct Ring {
-  std::uint32_t full;   ///< address of the first full barrier
-  std::uint32_t empty;  ///< and of the first empty one
+  std::uint32_t full = 0;   ///< address of the first full barrier
+  std::uint32_t empty = 0;  ///< and of the first empty one
   unsigned stage = 0;
   unsigned parity = 0;
 
@@ -102,6 +123,22 @@ struct Ring {
   __device__ std::uint32_t empty_barrier() const { return empty + stage * 8; }
   __device__ void wait_full() const { wait_for_barrier(full_barrier(), parity); }
   __device__ void wait_empty() const { wait_for_barrier(empty_barrier(), parity ^ 1); }
+};
+
+/// The rings of a turn.
+template <class Plan>
+struct GemmWgmmaRings {
+  Ring<Plan::kXStages> x;
+  Ring<Plan::kWordStages> words;
+  Ring<Plan::kScaleStages> scales;
+
+  __device__ GemmWgmmaRings(std::uint32_t barriers, unsigned turn) {
+    barriers += turn * Plan::kTurnBarriers * 8;
+    x.full = barriers, x.empty = x.full + Plan::kXStages * 8;
+    words.full = x.empty + Plan::kXStages * 8, words.empty = words.full + Plan::kWordStages * 8;
+    scales.full = words.empty + Plan::kWordStages * 8;
+    scales.empty = scales.full + Plan::kScaleStages * 8;
+  }
 };
 
 /// Row `half` of a fragment (g, or g + 8): sum += mantissa · dot if it is narrow. If it is wide,
@@ -126,25 +163,45 @@ __device__ inline void add_with_wide(std::int32_t (&sum)[kValues],
 }
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
-/// One warp turns the scales of the CTA's tiles into mantissas and units. They arrive by cp.async,
-/// kScaleStages - 1 slices ahead, where the mantissas will be.
+/// Converter `warp` turns scales of the CTA's tiles into mantissas and units. They arrive by
+/// cp.async where the mantissas will be. A turn has one converter, as its ring is waited for in
+/// order.
 template <class Plan>
 __device__ inline void convert_scales(const GemmParams& params, char* shared,
-                                      Ring<Plan::kScaleStages> ring, unsigned tiles,
-                                      unsigned row_tiles) {
+                                      std::uint32_t barriers, unsigned tiles, unsigned row_tiles,
+                                      unsigned warp) {
   constexpr int kPairs = Plan::kScales / 2;
   constexpr int kRowBytes = Plan::kScales * 2;
   const unsigned lane = threadIdx.x % kWarpSize;
   const bool aligned = reinterpret_cast<std::uintptr_t>(params.scales) % 16 == 0 &&
                        params.scales_stride * 2 % (kRowBytes < 16 ? kRowBytes : 16) == 0;
-  const auto fetch = [&](unsigned tile, unsigned slice) {
-    char* target = shared + Plan::kMantissaOffset + ring.stage * Plan::kMantissaBytes;
-    const unsigned first = slice * Plan::kScales;
+  // Walks over the slices of the tiles, and over the stages of their turns.
+  struct Walk {
+    unsigned tile, slice, turn, parities, stages;  // a bit or a byte of the last two for each turn
+
+    __device__ unsigned stage() const { return stages >> 8 * turn & 0xff; }
+    __device__ unsigned parity() const { return parities >> turn & 1; }
+    __device__ void advance(unsigned slices) {
+      if (stage() + 1 == Plan::kScaleStages) {
+        stages &= ~(0xffu << 8 * turn), parities ^= 1u << turn;
+      } else {
+        stages += 1u << 8 * turn;
+      }
+      if (++turn == Plan::kTurns) turn = 0;
+      if (++slice == slices) slice = 0, turn = 0, tile += gridDim.x;
+    }
+  };
+  const auto place = [](const Walk& walk) {
+    return static_cast<int>(walk.turn * Plan::kScaleStages + walk.stage());
+  };
+  const auto fetch = [&](const Walk& walk) {
+    char* target = shared + Plan::kMantissaOffset + place(walk) * Plan::kMantissaBytes;
+    const unsigned first = walk.slice * Plan::kScales;
     const unsigned count = min(unsigned{Plan::kScales}, params.k / Plan::kGroup - first);
 #pragma unroll 1
     for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
       // Rows past N repeat the last one; they are not stored.
-      const unsigned n = min(tile % row_tiles * Plan::kRows + row, params.n - 1);
+      const unsigned n = min(walk.tile % row_tiles * Plan::kRows + row, params.n - 1);
       const __half* source = params.scales + std::uint64_t{n} * params.scales_stride + first;
       char* own = target + row * kRowBytes;
       if (aligned && count == Plan::kScales) {
@@ -164,29 +221,32 @@ __device__ inline void convert_scales(const GemmParams& params, char* shared,
       }
     }
   };
-  // The fetches run ahead of the conversions, over the tiles' ends.
-  unsigned tile = blockIdx.x, slice = 0;
-  Ring<Plan::kScaleStages> done = ring;
-  const auto fetch_next = [&] {
-    if (tile < tiles) {
-      ring.wait_empty();
-      fetch(tile, slice);
-      ring.advance();
-      if (++slice == params.slices) slice = 0, tile += gridDim.x;
+  // To the converter's next slice, from `walk` itself on.
+  const auto find = [&](Walk& walk) {
+    while (walk.tile < tiles && walk.turn % Plan::kConverters != warp) walk.advance(params.slices);
+  };
+  const auto fetch_next = [&](const Walk& walk) {
+    if (walk.tile < tiles) {
+      const GemmWgmmaRings<Plan> rings(barriers, walk.turn);
+      wait_for_barrier(rings.scales.empty + walk.stage() * 8, walk.parity() ^ 1);
+      fetch(walk);
     }
     ptx::cp_async_commit();  // of nothing at the end: the count of groups stays right
   };
+  Walk done{blockIdx.x, 0, 0, 0, 0};
+  find(done);
+  Walk ahead = done;
+  fetch_next(ahead);
 #pragma unroll 1
-  for (int i = 0; i < Plan::kScaleStages - 1; ++i) fetch_next();
-  const unsigned own_tiles = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
-  const unsigned items = own_tiles * (params.slices);
-#pragma unroll 1
-  for (unsigned i = 0; i < items; ++i) {
-    ptx::cp_async_wait<Plan::kScaleStages - 2>();
-    char* mantissas = shared + Plan::kMantissaOffset + done.stage * Plan::kMantissaBytes;
+  for (; done.tile < tiles; done = ahead) {
+    ahead.advance(params.slices);
+    find(ahead);
+    fetch_next(ahead);
+    ptx::cp_async_wait<1>();
+    char* mantissas = shared + Plan::kMantissaOffset + place(done) * Plan::kMantissaBytes;
     float* units =
-        reinterpret_cast<float*>(shared + Plan::kUnitOffset + done.stage * Plan::kUnitBytes);
-    unsigned wide_parts = 0;
+        reinterpret_cast<float*>(shared + Plan::kUnitOffset + place(done) * Plan::kUnitBytes);
+    unsigned wide_groups = 0;
 #pragma unroll 1
     for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
       std::uint32_t* own = reinterpret_cast<std::uint32_t*>(mantissas + row * kRowBytes);
@@ -197,19 +257,19 @@ __device__ inline void convert_scales(const GemmParams& params, char* shared,
       // A wide row keeps its scales; its unit is 0, which no narrow row's is.
       units[row] = unit.narrow ? unit.unit : 0.0f;
       if (!unit.narrow) {
-        wide_parts |= 1u << row / 64;
+        wide_groups |= 1u << row / 64;
         continue;
       }
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) own[j] = pairs[j];
     }
-    wide_parts = __reduce_or_sync(0xffffffffu, wide_parts);
+    wide_groups = __reduce_or_sync(0xffffffffu, wide_groups);
+    __syncwarp();
     if (lane == 0) {
-      reinterpret_cast<unsigned*>(units)[Plan::kRows] = wide_parts;
-      ptx::mbarrier_arrive(done.full_barrier());
+      reinterpret_cast<unsigned*>(units)[Plan::kRows] = wide_groups;
+      ptx::mbarrier_arrive(GemmWgmmaRings<Plan>(barriers, done.turn).scales.full +
+                           done.stage() * 8);
     }
-    done.advance();
-    fetch_next();
   }
 }
 
@@ -269,8 +329,8 @@ __device__ inline void stage_outputs(const GemmParams& params, char* staged,
   }
 }
 
-/// Writes the outputs of 64 rows by kTokens tokens from shared memory; `warps` warps take turns.
-/// `packed`: they are stage_outputs'; else they are unscaled totals as [token][row].
+/// Writes the outputs of 64 rows by kTokens tokens from shared memory; a warpgroup's warps take
+/// turns. `packed`: they are stage_outputs'; else they are unscaled totals as [token][row].
 template <class Plan>
 __device__ inline void store_part(const GemmParams& params, const char* from, bool packed,
                                   unsigned n0, unsigned m0, unsigned warp, unsigned warps) {
@@ -311,13 +371,13 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
 /// memory: GemmWgmma::kSharedBytes. `x_map`: params.x, in the order of expand_signs, as (byte,
 /// token) in boxes of (128, kTokens); `bits_map`: words as (word, row) in boxes of (32, kRows);
 /// both with the 128-byte swizzle and zeros out of bounds.
-template <int kConsumers, int kTokens, int kGroup>
-__global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThreads,
-                                  GemmWgmma<kConsumers, kTokens, kGroup>::kResident)
+template <int kRowGroups, int kTurns, int kTokens, int kGroup>
+__global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kThreads,
+                                  GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kResident)
     gemm_wgmma(const __grid_constant__ GemmParams params, const __grid_constant__ CUtensorMap x_map,
                const __grid_constant__ CUtensorMap bits_map) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
-  using Plan = GemmWgmma<kConsumers, kTokens, kGroup>;
+  using Plan = GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>;
   extern __shared__ __align__(1024) char shared[];
   const std::uint32_t base = ptx::shared_address(shared);
   const unsigned thread = threadIdx.x;
@@ -326,29 +386,26 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
   const unsigned warp = __shfl_sync(0xffffffffu, thread / kWarpSize % 4, 0);  // of the warpgroup
 
   const std::uint32_t barriers = base + Plan::kBarrierOffset;
-  Ring<Plan::kXStages> x_ring{barriers, barriers + Plan::kXStages * 8};
-  const std::uint32_t word_barriers = barriers + 2 * Plan::kXStages * 8;
-  Ring<Plan::kWordStages> word_ring{word_barriers, word_barriers + Plan::kWordStages * 8};
-  const std::uint32_t scale_barriers = word_barriers + 2 * Plan::kWordStages * 8;
-  Ring<Plan::kScaleStages> scale_ring{scale_barriers, scale_barriers + Plan::kScaleStages * 8};
-  const std::uint32_t total_barriers = scale_barriers + 2 * Plan::kScaleStages * 8;
+
+  const std::uint32_t total_barriers = barriers + kTurns * Plan::kTurnBarriers * 8;
   Ring<1> total_ring{total_barriers, total_barriers + 8};
 
   if (thread == 0) {
-    for (int i = 0; i < Plan::kXStages; ++i) {
-      ptx::mbarrier_init(x_ring.full + i * 8, 1);
-      ptx::mbarrier_init(x_ring.empty + i * 8, 4 * kConsumers);
+    constexpr unsigned kWarpsOfTurn = 4 * kRowGroups;
+    for (unsigned turn = 0; turn < kTurns; ++turn) {
+      const auto init = [&](std::uint32_t full, std::uint32_t empty, int stages) {
+        for (int i = 0; i < stages; ++i) {
+          ptx::mbarrier_init(full + i * 8, 1);
+          ptx::mbarrier_init(empty + i * 8, kWarpsOfTurn);
+        }
+      };
+      const GemmWgmmaRings<Plan> rings(barriers, turn);
+      init(rings.x.full, rings.x.empty, Plan::kXStages);
+      init(rings.words.full, rings.words.empty, Plan::kWordStages);
+      init(rings.scales.full, rings.scales.empty, Plan::kScaleStages);
     }
-    for (int i = 0; i < Plan::kWordStages; ++i) {
-      ptx::mbarrier_init(word_ring.full + i * 8, 1);
-      ptx::mbarrier_init(word_ring.empty + i * 8, 4 * kConsumers);
-    }
-    for (int i = 0; i < Plan::kScaleStages; ++i) {
-      ptx::mbarrier_init(scale_ring.full + i * 8, 1);
-      ptx::mbarrier_init(scale_ring.empty + i * 8, 4 * kConsumers);
-    }
-    ptx::mbarrier_init(total_ring.full, 4 * kConsumers);
-    ptx::mbarrier_init(total_ring.empty, 2);
+    ptx::mbarrier_init(total_ring.full, kWarpsOfTurn);
+    ptx::mbarrier_init(total_ring.empty, Plan::kWriters);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -358,43 +415,61 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
   const unsigned tiles = row_tiles * ((params.m + kTokens - 1) / kTokens);
   const bool packed = stores_vectors(params);
 
-  if (warpgroup == kConsumers) {
+  if (warpgroup == Plan::kConsumers) {
     ptx::register_decrease<Plan::kProducerRegisters>();
     if (warp == 0) {
       if (lane != 0) return;
+      unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
+      unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
       for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const unsigned n0 = tile % row_tiles * Plan::kRows;
         const unsigned m0 = tile / row_tiles * kTokens;
-        for (unsigned slice = 0; slice < params.slices; ++slice) {
-          word_ring.wait_empty();
-          ptx::mbarrier_arrive_expect_tx(word_ring.full_barrier(), Plan::kWordBytes);
-          ptx::tensor_copy_2d(base + Plan::kWordOffset + word_ring.stage * Plan::kWordBytes,
-                              &bits_map, slice * 32, n0, word_ring.full_barrier());
-          word_ring.advance();
+        for (unsigned first = 0; first < params.slices; first += kTurns) {
+#pragma unroll
+          for (unsigned turn = 0; turn < kTurns; ++turn) {
+            if (first + turn >= params.slices) break;
+            const GemmWgmmaRings<Plan> rings(barriers, turn);
+            const std::uint32_t full = rings.words.full + word_stage[turn] * 8;
+            wait_for_barrier(rings.words.empty + word_stage[turn] * 8, word_parity[turn] ^ 1);
+            ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
+            ptx::tensor_copy_2d(
+                base + Plan::kWordOffset +
+                    (turn * Plan::kWordStages + word_stage[turn]) * Plan::kWordBytes,
+                &bits_map, (first + turn) * 32, n0, full);
+            if (++word_stage[turn] == Plan::kWordStages)
+              word_stage[turn] = 0, word_parity[turn] ^= 1;
+          }
           ptx::wait_for_dependencies();  // after the first words; it does not wait again
-          // Past K both words and x are zeros.
-          for (unsigned block = 0; block < Plan::kBlocks; ++block) {
-            x_ring.wait_empty();
-            ptx::mbarrier_arrive_expect_tx(x_ring.full_barrier(), Plan::kXBytes);
-            ptx::tensor_copy_2d(base + Plan::kXOffset + x_ring.stage * Plan::kXBytes, &x_map,
-                                slice * static_cast<unsigned>(kSliceK) + block * Plan::kBlock, m0,
-                                x_ring.full_barrier());
-            x_ring.advance();
+                                         // Past K both words and x are zeros.
+#pragma unroll 1
+          for (unsigned block = 0; block < Plan::kBlocks; block += Plan::kStageBlocks) {
+#pragma unroll
+            for (unsigned turn = 0; turn < kTurns; ++turn) {
+              if (first + turn >= params.slices) break;
+              const GemmWgmmaRings<Plan> rings(barriers, turn);
+              const std::uint32_t full = rings.x.full + x_stage[turn] * 8;
+              wait_for_barrier(rings.x.empty + x_stage[turn] * 8, x_parity[turn] ^ 1);
+              ptx::mbarrier_arrive_expect_tx(full, Plan::kXBytes);
+              ptx::tensor_copy_3d(
+                  base + Plan::kXOffset + (turn * Plan::kXStages + x_stage[turn]) * Plan::kXBytes,
+                  &x_map, 0, m0, (first + turn) * Plan::kBlocks + block, full);
+              if (++x_stage[turn] == Plan::kXStages) x_stage[turn] = 0, x_parity[turn] ^= 1;
+            }
           }
         }
       }
-    } else if (warp == 1) {
-      convert_scales<Plan>(params, shared, scale_ring, tiles, row_tiles);
+    } else if (warp <= Plan::kConverters) {
+      convert_scales<Plan>(params, shared, barriers, tiles, row_tiles, warp - 1);
     } else {
-      // Two warps write all tiles but the last.
+      // All tiles but the last.
       ptx::wait_for_dependencies();
       for (unsigned tile = blockIdx.x; tile + gridDim.x < tiles; tile += gridDim.x) {
         total_ring.wait_full();
 #pragma unroll 1
-        for (int part = 0; part < kConsumers; ++part) {
+        for (int part = 0; part < kRowGroups; ++part) {
           store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
                            tile % row_tiles * Plan::kRows + part * 64, tile / row_tiles * kTokens,
-                           warp - 2, 2);
+                           warp - 1 - Plan::kConverters, Plan::kWriters);
         }
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(total_ring.empty_barrier());
@@ -406,71 +481,85 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
 
   ptx::register_increase<Plan::kConsumerRegisters>();
   const unsigned g = lane / 4, t = lane % 4;
-  const unsigned row0 = warpgroup * 64 + warp * 16 + g;  // of the tile; and row0 + 8
-  char* totals = shared + Plan::kTotalOffset + warpgroup * Plan::kTotalBytes;
+  const unsigned part = warpgroup / kTurns, turn = warpgroup % kTurns;  // rows; and which slices
+  const unsigned row0 = part * 64 + warp * 16 + g;                      // of the tile; and row0 + 8
+  char* totals = shared + Plan::kTotalOffset + part * Plan::kTotalBytes;
   constexpr int kValues = kTokens / 2;  // a thread: C fragment of 64 x kTokens
+  GemmWgmmaRings<Plan> rings(barriers, turn);
+  const std::uint32_t x_stages = base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes;
 
   // The lane's words of the next block, for rows row0 and row0 + 8: loaded a block ahead. A block's
   // column is swizzled by row % 8 = g.
-  const unsigned lane_offset =
-      Plan::kWordOffset + row0 * 128 + g * 16 + lane_word_offset<kGroup>(t);
+  const unsigned lane_offset = Plan::kWordOffset + turn * Plan::kWordStages * Plan::kWordBytes +
+                               row0 * 128 + g * 16 + lane_word_offset<kGroup>(t);
   std::uint32_t next_words[2];
   const auto load_words = [&](unsigned block) {
-    const char* from = shared + (lane_offset + word_ring.stage * Plan::kWordBytes ^ block * 16);
+    const char* from = shared + (lane_offset + rings.words.stage * Plan::kWordBytes ^ block * 16);
     next_words[0] = lane_word<kGroup>(from, t);
     next_words[1] = lane_word<kGroup>(from + 8 * 128, t);
   };
-  if (blockIdx.x < tiles) {
-    word_ring.wait_full();
+  if (blockIdx.x < tiles && turn < params.slices) {
+    rings.words.wait_full();
     load_words(0);
   }
   ptx::wait_for_dependencies();
   unsigned x_parity = 0;
+  int x_first = 0;  // stage of the next round
+  // Barriers of the warpgroups that add up the same rows by turns; those before it are of one each.
+  const auto turn_barrier = [](unsigned part, unsigned turn) {
+    return 1 + Plan::kConsumers + part * kTurns + turn;
+  };
 
   for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const bool last_tile = tile + gridDim.x >= tiles;
 #pragma unroll 1
-    for (unsigned slice = 0; slice < params.slices; ++slice) {
+    for (unsigned slice = turn; slice < params.slices; slice += kTurns) {
       const bool last = slice + 1 == params.slices;
-      scale_ring.wait_full();
-      const std::uint32_t words_empty = word_ring.empty_barrier();
+      const bool more = !last_tile || slice + kTurns < params.slices;  // for this warpgroup
+      rings.scales.wait_full();
+      const std::uint32_t words_empty = rings.words.empty_barrier();
+      const unsigned scale_stage = turn * Plan::kScaleStages + rings.scales.stage;
       const std::int16_t* mantissas =
           reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
-                                                scale_ring.stage * Plan::kMantissaBytes) +
+                                                scale_stage * Plan::kMantissaBytes) +
           row0 * Plan::kScales;
       const float* units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset +
-                                                          scale_ring.stage * Plan::kUnitBytes);
+                                                          scale_stage * Plan::kUnitBytes);
       const float unit[2] = {units[row0], units[row0 + 8]};
       // The same for the whole warpgroup, whose warps multiply together.
       const bool any_wide =
-          (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> warpgroup & 1) != 0;
+          (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
 
       std::int32_t sum[kValues], dot[kValues];
       constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
       constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
       constexpr int kSteps = 4 / kDots;                            // of a dot in a block
-      static_assert(Plan::kXStages % kDotBlocks == 0, "a round ends with a dot");
 
       // All of the slice. `wide` has a copy of its own: a branch for each block would cost the
       // allocation of registers dearly.
       const auto multiply = [&](auto wide) {
         constexpr bool kWide = decltype(wide)::value;
         // Without a loop over rounds, the first dot sets the sum.
-        constexpr bool kOneRound = Plan::kXStages == Plan::kBlocks && !kWide;
+        constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
+        constexpr int kRoundBlocks = Plan::kRoundStages * Plan::kStageBlocks;
+        static_assert(kRoundBlocks % kDotBlocks == 0, "a round ends with a dot");
         if constexpr (!kOneRound) {
 #pragma unroll
           for (int v = 0; v < kValues; ++v) sum[v] = 0;
         }
 #pragma unroll 1
-        for (unsigned first = 0; first < Plan::kBlocks; first += Plan::kXStages) {
-#pragma unroll(kWide ? 1 : Plan::kXStages)
-          for (int stage = 0; stage < Plan::kXStages; ++stage) {
+        for (unsigned first = 0; first < Plan::kBlocks; first += kRoundBlocks) {
+#pragma unroll(kWide ? 1 : kRoundBlocks)
+          for (int block = 0; block < kRoundBlocks; ++block) {
             std::uint32_t signs[2][8];
             expand_lane_word<kGroup>(next_words[0], signs[0]);
             expand_lane_word<kGroup>(next_words[1], signs[1]);
-            wait_for_barrier(x_ring.full + stage * 8, x_parity);
-            const std::uint64_t x =
-                ptx::descriptor_128b(base + Plan::kXOffset + stage * Plan::kXBytes);
+            const int stage = x_first + block / Plan::kStageBlocks;
+            if (block % Plan::kStageBlocks == 0) {
+              wait_for_barrier(rings.x.full + stage * 8, x_parity);
+            }
+            const std::uint64_t x = ptx::descriptor_128b(
+                x_stages + stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
 #pragma unroll
             for (int part = 0; part < kDots; ++part) {
               ptx::wgmma_fence();
@@ -479,25 +568,27 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
                 const int step = part * kSteps + i;
                 const std::uint32_t a[4] = {signs[0][2 * step], signs[1][2 * step],
                                             signs[0][2 * step + 1], signs[1][2 * step + 1]};
-                ptx::WgmmaS8<kTokens>::run(dot, a, x + 2 * step, i > 0 || stage % kDotBlocks > 0);
+                ptx::WgmmaS8<kTokens>::run(dot, a, x + 2 * step, i > 0 || block % kDotBlocks > 0);
               }
               ptx::wgmma_commit();
               // While it multiplies: what comes next from shared memory.
-              const bool whole = (stage + 1) % kDotBlocks == 0;  // or the dot goes on
-              const int index = stage / kDotBlocks * kDots + part;
+              const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
+              const int index = block / kDotBlocks * kDots + part;
               std::int16_t m[2] = {};
               if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
               if (part == 0) {
-                if (stage + 1 < Plan::kXStages || first + Plan::kXStages < Plan::kBlocks) {
-                  load_words(first + stage + 1);
-                } else if (!(last && last_tile)) {
-                  word_ring.advance();
-                  word_ring.wait_full();
+                if (block + 1 < kRoundBlocks || first + kRoundBlocks < Plan::kBlocks) {
+                  load_words(first + block + 1);
+                } else if (more) {
+                  rings.words.advance();
+                  rings.words.wait_full();
                   load_words(0);
                 }
               }
               ptx::wgmma_wait<0>(dot);
-              if (part == kDots - 1 && lane == 0) ptx::mbarrier_arrive(x_ring.empty + stage * 8);
+              if ((block + 1) % Plan::kStageBlocks == 0 && part == kDots - 1 && lane == 0) {
+                ptx::mbarrier_arrive(rings.x.empty + stage * 8);
+              }
               if (!whole) continue;
               if constexpr (kWide) {
                 add_with_wide<0>(sum, dot, m[0], unit[0] == 0);
@@ -510,8 +601,11 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
               }
             }
           }
-          x_parity ^= 1;
-          mantissas += Plan::kXStages * kDots / kDotBlocks;
+          if constexpr (Plan::kXStages > Plan::kRoundStages) x_first += Plan::kRoundStages;
+          if (x_first == Plan::kXStages || Plan::kXStages == Plan::kRoundStages) {
+            x_first = 0, x_parity ^= 1;
+          }
+          mantissas += kRoundBlocks * kDots / kDotBlocks;
         }
 #pragma unroll
         for (int v = 0; v < kValues; ++v) {
@@ -526,13 +620,17 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
       }
       if (lane == 0) {
         ptx::mbarrier_arrive(words_empty);
-        ptx::mbarrier_arrive(scale_ring.empty_barrier());
+        ptx::mbarrier_arrive(rings.scales.empty_barrier());
       }
-      scale_ring.advance();
+      rings.scales.advance();
 
       // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
       // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
-      if (slice == 0) total_ring.wait_empty();
+      if (slice == 0) {
+        total_ring.wait_empty();
+      } else if (kTurns > 1) {
+        ptx::named_barrier_sync(turn_barrier(part, turn), 256);  // the slice before is added
+      }
       const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
       float4* own = reinterpret_cast<float4*>(totals) + thread % 128;
       float total[kValues];
@@ -548,9 +646,12 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
           own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
         }
       }
-      if (!last) continue;
+      if (!last) {
+        if (kTurns > 1) ptx::named_barrier_arrive(turn_barrier(part, (turn + 1) % kTurns), 256);
+        continue;
+      }
 
-      const unsigned n0 = tile % row_tiles * Plan::kRows + warpgroup * 64;
+      const unsigned n0 = tile % row_tiles * Plan::kRows + part * 64;
       const unsigned m0 = tile / row_tiles * kTokens;
       if (packed) {
         stage_outputs<Plan>(params, totals, total, n0, m0);
@@ -565,9 +666,9 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
       } else {
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
-        total_ring.advance();
       }
     }
+    total_ring.advance();
   }
 #endif
 }

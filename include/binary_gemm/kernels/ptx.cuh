@@ -171,6 +171,11 @@ __device__ inline void named_barrier_sync(std::uint32_t id, std::uint32_t thread
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Arrives at barrier `id` without waiting.
+__device__ inline void named_barrier_arrive(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// Programmatic dependent launch: lets the next kernel of the stream start. No effect before sm_90
 /// or without the launch attribute.
 __device__ inline void launch_dependents() {

@@ -17,6 +17,11 @@
 ///   a warpgroup of 128 rows x 64 tokens, one half added up while the other is multiplied: 109, and
 ///     4 to 15% slower than 64 x 128 in most rows (K = 17408 at M = 6144: 7% faster)
 ///   warpgroups that multiply in turn (named barriers): within 2%, up to 5% slower
+///   a copy of x for each block of 128: with 16 or 32 tokens the one thread that issues them is
+///   what
+///     all wait for: out at M = 16 8.2, with copies of several blocks 6.8
+///   three warps that convert scales and none that writes tiles: out at M = 2048 116, now 102
+///   decode_s8 with 32 tokens: out 16.5 at M = 32, twice 16 tokens 13.4
 ///   K split over a cluster, slice sums added in order through distributed shared memory: out at
 ///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
 
@@ -30,8 +35,9 @@ enum class Family : std::uint8_t { kDecodeB1, kDecodeS8, kWgmma };
 /// A kernel family and its template and launch parameters.
 struct KernelConfig {
   Family family;
-  std::uint8_t tokens;     ///< batch tile: tokens of a CTA
-  std::uint8_t consumers;  ///< wgmma: warpgroups that multiply, 64 rows each
+  std::uint8_t tokens;      ///< batch tile: tokens of a CTA
+  std::uint8_t row_groups;  ///< wgmma: of 64 rows, a CTA
+  std::uint8_t turns;       ///< wgmma: warpgroups that take the slices of the same rows by turns
 };
 
 constexpr const char* name(Family family) {
@@ -49,22 +55,25 @@ constexpr bool has_b1(int compiled_architecture) {
 /// needs more registers than there are for a second token.
 constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
   return family == Family::kWgmma      ? std::int64_t{1} << 31
-         : family == Family::kDecodeS8 ? 32
+         : family == Family::kDecodeS8 ? 16
          : group_size == 32            ? 1
                                        : 3;
 }
 
-/// A tile of the wgmma kernel: 64 · consumers rows by `tokens`, and the time that a block of 128 of
-/// K takes where a multiprocessor has one, two or three such tiles at once. ns, H200, G = 128, from
-/// the difference of K = 17408 and 5120; 0: no room for so many.
+/// A tile of the wgmma kernel: 64 · row_groups rows by `tokens`, and the time that a block of 128
+/// of K takes where a multiprocessor has one, two or three such tiles at once. ns, H200, G = 128,
+/// from products of K = 5120 and 17408; 0: no room for so many.
 struct WgmmaTile {
-  std::uint8_t consumers;
+  std::uint8_t row_groups;
+  std::uint8_t turns;
   std::uint8_t tokens;
   std::uint16_t block_ns[3];
 };
 inline constexpr WgmmaTile kWgmmaTiles[] = {
-    {2, 176, {641, 0, 0}}, {2, 160, {590, 0, 0}},  {2, 128, {471, 0, 0}},  {2, 112, {401, 0, 0}},
-    {2, 96, {351, 0, 0}},  {1, 64, {197, 297, 0}}, {1, 48, {176, 257, 0}}, {1, 32, {170, 221, 300}},
+    {2, 1, 176, {641, 0, 0}}, {2, 1, 160, {590, 0, 0}},    {2, 1, 128, {471, 0, 0}},
+    {2, 1, 112, {401, 0, 0}}, {2, 1, 96, {351, 0, 0}},     {1, 2, 128, {240, 0, 0}},
+    {1, 2, 96, {206, 0, 0}},  {1, 3, 64, {145, 0, 0}},     {1, 1, 64, {197, 297, 0}},
+    {1, 3, 32, {88, 0, 0}},   {1, 1, 32, {140, 205, 300}}, {1, 4, 16, {73, 0, 0}},
 };
 /// What a tile takes beside its blocks, ns.
 inline constexpr std::int64_t kWgmmaTileNs = 1200;
@@ -72,7 +81,7 @@ inline constexpr std::int64_t kWgmmaTileNs = 1200;
 /// How long the tiles of a product take: full multiprocessors, then what is left for the last turn.
 constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int64_t n,
                                 std::int64_t k, int multiprocessors) {
-  const std::int64_t rows = 64 * tile.consumers;
+  const std::int64_t rows = 64 * tile.row_groups;
   const std::int64_t tiles = (n + rows - 1) / rows * ((m + tile.tokens - 1) / tile.tokens);
   const std::int64_t blocks = (k + 127) / 128;
   const int resident = tile.block_ns[2] != 0 ? 3 : tile.block_ns[1] != 0 ? 2 : 1;
@@ -95,18 +104,19 @@ constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t
     const std::int64_t ns = wgmma_ns(tile, m, n, k, multiprocessors);
     if (best_ns == 0 || ns < best_ns) best = tile, best_ns = ns;
   }
-  return {Family::kWgmma, best.tokens, best.consumers};
+  return {Family::kWgmma, best.tokens, best.row_groups, best.turns};
 }
 
-/// From this M on the wgmma kernel is faster than decode_s8.
-inline constexpr std::int64_t kWgmmaMinTokens = 17;
+/// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
+/// slices by turns, where decode_s8 takes rounds.
+constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 9 : 17; }
 
 /// The configuration of a decode family for M tokens.
 constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t group_size) {
   const std::int64_t most = max_tokens(family, group_size);
   const std::int64_t tokens = m < most ? m : most;
-  if (family == Family::kDecodeB1) return {family, static_cast<std::uint8_t>(tokens), 0};
-  return {family, static_cast<std::uint8_t>(tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32), 0};
+  if (family == Family::kDecodeB1) return {family, static_cast<std::uint8_t>(tokens), 0, 0};
+  return {family, static_cast<std::uint8_t>(tokens <= 8 ? 8 : 16), 0, 0};
 }
 
 /// The table's choice; `wgmma`: it can take the product. At M = 4 the decode families meet: see
@@ -114,7 +124,7 @@ constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t gro
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
                               std::int64_t k, std::int64_t group_size, bool wgmma,
                               int multiprocessors) {
-  if (wgmma && m >= kWgmmaMinTokens) return choose_wgmma(m, n, k, multiprocessors);
+  if (wgmma && m >= wgmma_min_tokens(k)) return choose_wgmma(m, n, k, multiprocessors);
   const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size);
   return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
 }

@@ -49,6 +49,21 @@ template <int kN>
 struct WgmmaS8;
 
 template <>
+struct WgmmaS8<16> {
+  __device__ static void run(std::int32_t (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b,
+                             bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %13, 0; "
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p; }"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]),
+          "+r"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int{accumulate}));
+  }
+};
+
+template <>
 struct WgmmaS8<32> {
   __device__ static void run(std::int32_t (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b,
                              bool accumulate) {
