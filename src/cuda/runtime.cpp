@@ -57,7 +57,8 @@ Device prepare_device(int index) {
                                             cudaSharedmemCarveoutMaxShared));
     }
   }
-  for (const std::vector<const void*>& family : {quantize_kernels(), pack_kernels()}) {
+  for (const std::vector<const void*>& family :
+       {quantize_kernels(), pack_kernels(), fused_kernels()}) {
     for (const void* kernel : family) load(kernel);
   }
   return device;
@@ -118,17 +119,27 @@ void check_device(const char* name, const void* pointer, const Device& device) {
 }
 
 void launch_kernel(const Device& device, const void* kernel, dim3 grid, dim3 block,
-                   std::size_t shared_bytes, const Launch& launch, void** arguments) {
+                   std::size_t shared_bytes, const Launch& launch, void** arguments,
+                   unsigned cluster) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = launch.programmatic && device.architecture >= 90 ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (launch.programmatic && device.architecture >= 90) {
+    cudaLaunchAttribute& programmatic = attributes[config.numAttrs++];
+    programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    programmatic.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& dimension = attributes[config.numAttrs++];
+    dimension.id = cudaLaunchAttributeClusterDimension;
+    dimension.val.clusterDim.x = cluster;
+    dimension.val.clusterDim.y = 1;
+    dimension.val.clusterDim.z = 1;
+  }
   BINARY_GEMM_CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
 }
 

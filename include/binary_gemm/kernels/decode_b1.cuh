@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   // Warp m adds up and writes token m, a row a lane.
   const unsigned n = n0 + lane;
   const bool writes = warp < kTokens && warp < params.m && n < params.n;
-  float x_scale = 0, bias = 0, acc = 0;
+  float x_scale = 0, bias = 0, residual = 0, acc = 0;
   static_assert(!kQuantize || kTokens == 1, "one row");
   RowScale row{};
   if constexpr (kQuantize) {
@@ -378,6 +378,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     x_scale = params.x_scales[warp];
   }
   if (writes && params.bias != nullptr) bias = params.bias[n];
+  if (writes) residual = load_residual(params, warp, n);
   for (unsigned first = 0;; first += warps) {
     work.slice = first + warp;
     const bool busy = work.slice < slices;
@@ -425,9 +426,8 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     __syncthreads();
   }
   if (writes) {
-    const float value =
-        params.bias != nullptr ? __fmaf_rn(acc, x_scale, bias) : __fmul_rn(acc, x_scale);
-    store_output(params.y, params.y_type, warp * params.y_stride + n, value);
+    store_output(params.y, params.y_type, warp * params.y_stride + n,
+                 finish(params, acc, x_scale, bias, residual));
   }
 }
 
