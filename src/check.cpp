@@ -195,7 +195,8 @@ void check_residual(const ConstMatrixView& residual, const MatrixView& y, const 
   same_shape("residual", residual.rows, residual.cols, "y", y.rows, y.cols);
   const Region source = residual_region(residual);
   // In place every element is read, then written, by one thread; a shift would mix them.
-  if (source.begin == target.begin && source.stride_bytes == target.stride_bytes) return;
+  const bool same_rows = y.rows <= 1 || source.stride_bytes == target.stride_bytes;
+  if (source.begin == target.begin && same_rows) return;
   disjoint(target, source);
 }
 
