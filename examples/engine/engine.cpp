@@ -98,7 +98,8 @@ Options parse(int argc, char** argv) {
     if (number == std::end(numbers)) throw UsageError("there is no option " + flag);
     char* end = nullptr;
     *number->second = std::strtoll(value.c_str(), &end, 10);
-    if (*end != '\0' || *number->second < 1) throw UsageError(flag + ": not a number: " + value);
+    if (*end != '\0' || *number->second < 1)
+      throw UsageError("not a number: " + flag + " " + value);
   }
   for (const std::int64_t width : {sizes.hidden, sizes.ffn}) {
     if (width % kGroup != 0) {

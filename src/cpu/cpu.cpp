@@ -300,9 +300,10 @@ void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, fl
   check::rms_norm_quantize(x, gain, epsilon, q);
   const PathKernels& path = kernels(execution.path);
   aligned_vector<float> gains;
-  if (gain.data != nullptr) gains.resize(static_cast<std::size_t>(x.cols));
-  for (std::size_t k = 0; k < gains.size(); ++k) {
-    gains[k] = reference::load(gain.data, gain.type, gain.offset + static_cast<std::int64_t>(k));
+  if (gain.data != nullptr) {
+    for (std::int64_t k = 0; k < x.cols; ++k) {
+      gains.push_back(reference::load(gain.data, gain.type, gain.offset + k));
+    }
   }
   const std::int64_t used = x.cols > 0 ? 1 : 0;
   quantize_rows(path, q, thread_count(execution, x.rows, x.cols),

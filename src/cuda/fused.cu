@@ -117,7 +117,7 @@ void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, fl
     check_device("gain", gain.data, device);
     params.gain = static_cast<const char*>(gain.data) + gain.offset * size_of(gain.type);
     params.gain_type = gain.type;
-    params.gain_vectorized = is_aligned(params.gain, 16) && q.k % kernels::kQuantizeVector == 0;
+    params.rows.vectorized = params.rows.vectorized && is_aligned(params.gain, 16);
   }
   const DeviceGuard guard(device.index);
   void* arguments[] = {&params};
@@ -133,8 +133,8 @@ void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView
   const Device& device = device_of_call("gate_up", gate_up, q);
   kernels::SwigluParams params = resolve(gate_up, q.k, q);
   // A cluster where a CTA of a row would have much to do and multiprocessors would stand idle.
-  const bool cluster = params.vectorized && device.architecture >= 90 &&
-                       q.k > kernels::kFusedStep / 2 && gate_up.rows * 2 <= device.multiprocessors;
+  const bool cluster = params.vectorized && device.source >= 90 && q.k > kernels::kFusedStep / 2 &&
+                       gate_up.rows * 2 <= device.multiprocessors;
   const unsigned ctas = cluster ? kernels::kSwigluCluster : 1;
   const std::int64_t warp_columns = kernels::kWarpSize * kernels::kQuantizeVector;
   const std::int64_t warps = (q.k + ctas * warp_columns - 1) / (ctas * warp_columns);

@@ -129,10 +129,10 @@ GemmParams resolve(const ActivationView& x, const WeightView& w, const Epilogue&
 bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64_t group_size,
                       std::uint32_t rows) {
   const std::int64_t row_scale_bytes = params.k / group_size * 2;
-  return device.architecture >= 90 && params.vectorized && params.k > 0 &&
-         params.k % kSliceK == 0 && params.scales_stride == params.k / group_size &&
-         is_aligned(params.scales, 16) && rows * row_scale_bytes % 16 == 0 &&
-         params.n % rows * row_scale_bytes % 16 == 0 && tensor_map_encoder() != nullptr;
+  return device.source >= 90 && params.vectorized && params.k > 0 && params.k % kSliceK == 0 &&
+         params.scales_stride == params.k / group_size && is_aligned(params.scales, 16) &&
+         rows * row_scale_bytes % 16 == 0 && params.n % rows * row_scale_bytes % 16 == 0 &&
+         tensor_map_encoder() != nullptr;
 }
 
 // Rows of x in the order of the wgmma kernel are padded to this.

@@ -33,7 +33,7 @@ Device prepare_device(int index) {
                                 " has compute capability " + std::to_string(major) + "." +
                                 std::to_string(minor) + "; 8.0 or newer is needed");
   }
-  Device device{index, 0, 0, 0, 0};
+  Device device{index, 0, 0, 0, 0, 0};
   BINARY_GEMM_CUDA(
       cudaDeviceGetAttribute(&device.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   BINARY_GEMM_CUDA(cudaDeviceGetAttribute(&device.shared_memory,
@@ -45,12 +45,14 @@ Device prepare_device(int index) {
   const auto load = [](const void* kernel) {
     cudaFuncAttributes attributes;
     BINARY_GEMM_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-    return attributes.binaryVersion;
+    return attributes;
   };
   for (const std::vector<const void*>& family :
        {wgmma_kernels(), decode_b1_kernels(), decode_s8_kernels()}) {
     for (const void* kernel : family) {
-      device.architecture = load(kernel);
+      const cudaFuncAttributes attributes = load(kernel);
+      device.architecture = attributes.binaryVersion;
+      device.source = attributes.ptxVersion;
       BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             device.shared_limit));
       BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -128,7 +130,7 @@ void launch_kernel(const Device& device, const void* kernel, dim3 grid, dim3 blo
   config.stream = launch.stream;
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
-  if (launch.programmatic && device.architecture >= 90) {
+  if (launch.programmatic && device.source >= 90) {
     cudaLaunchAttribute& programmatic = attributes[config.numAttrs++];
     programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     programmatic.val.programmaticStreamSerializationAllowed = 1;

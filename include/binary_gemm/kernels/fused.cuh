@@ -37,10 +37,9 @@ inline constexpr int kFusedKept = 2;
 inline constexpr int kSwigluCluster = 8;
 
 struct RmsNormParams {
-  QuantizeParams rows;  ///< order 0
+  QuantizeParams rows;  ///< order 0; the gain is aligned to 16 bytes too if vectorized
   const void* gain;     ///< [k] or null
   DataType gain_type;
-  bool gain_vectorized;  ///< aligned to 16 bytes, and k a multiple of 8
   float epsilon;
 };
 
@@ -64,12 +63,24 @@ __device__ inline QuantizeVector<T> load_columns(const T* row, std::int64_t colu
   return vector;
 }
 
+/// Writes eight int8 of a row that is not ordered, those below k.
+template <bool kVectorized>
+__device__ inline void store_columns(const QuantizeParams& params, std::int8_t* row,
+                                     std::int64_t column, uint2 words) {
+  if constexpr (kVectorized) {
+    *reinterpret_cast<uint2*>(row + column) = words;
+  } else {
+    store_vector(params, row, column, words);
+  }
+}
+
 /// Eight values of the gain from `column`; ones if there is none.
+template <bool kVectorized>
 __device__ inline QuantizeVector<float> load_gain(const RmsNormParams& params,
                                                   std::int64_t column) {
   QuantizeVector<float> gain;
   const auto load = [&](const auto* data) {
-    const auto vector = load_vector(data, column, params.rows.k, params.gain_vectorized);
+    const auto vector = load_columns<kVectorized>(data, column, params.rows.k);
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) gain.values[i] = as_float(vector.values[i]);
   };
@@ -97,22 +108,25 @@ __device__ inline void add_squares(float (&sums)[kQuantizeVector],
   }
 }
 
-/// The sum over groups of `kLanes` neighbouring lanes, neighbours first. All lanes of a group get
-/// the same bits, as a + b is b + a.
-template <int kLanes>
+/// The sum of kCount of them, a power of two: neighbours first, then neighbours of these sums, and
+/// so on.
+template <int kCount>
+__device__ inline float add_neighbours(const float* sums) {
+  if constexpr (kCount == 1) {
+    return sums[0];
+  } else {
+    return __fadd_rn(add_neighbours<kCount / 2>(sums),
+                     add_neighbours<kCount / 2>(sums + kCount / 2));
+  }
+}
+
+/// The same over the lanes of a warp. All get the same bits, as a + b is b + a.
 __device__ inline float add_lanes(float sum) {
 #pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2) {
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, distance));
   }
   return sum;
-}
-
-/// Neighbours first.
-__device__ inline float add_vector(const float (&sums)[kQuantizeVector]) {
-  const float first = __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
-  const float second = __fadd_rn(__fadd_rn(sums[4], sums[5]), __fadd_rn(sums[6], sums[7]));
-  return __fadd_rn(first, second);
 }
 
 /// The values of eight columns.
@@ -133,7 +147,7 @@ template <class T, bool kVectorized>
 __global__ void __launch_bounds__(kFusedThreads)
     rms_norm_quantize_rows(const __grid_constant__ RmsNormParams params) {
   static_assert(kFusedStep == 4096, "the contract's sums: a thread has the same eight each time");
-  __shared__ float warp_sums[kFusedWarps];
+  __shared__ alignas(16) float warp_sums[kFusedWarps];  // read by all, four at once
   __shared__ std::uint32_t warp_largest[kFusedWarps];
   ptx::launch_dependents();
   const QuantizeParams& rows = params.rows;
@@ -146,7 +160,8 @@ __global__ void __launch_bounds__(kFusedThreads)
 
   QuantizeVector<float> gain[kFusedKept];
 #pragma unroll
-  for (int i = 0; i < kFusedKept; ++i) gain[i] = load_gain(params, first + i * kFusedStep);
+  for (int i = 0; i < kFusedKept; ++i)
+    gain[i] = load_gain<kVectorized>(params, first + i * kFusedStep);
   ptx::wait_for_dependencies();
 
   QuantizeVector<T> kept[kFusedKept];
@@ -160,10 +175,10 @@ __global__ void __launch_bounds__(kFusedThreads)
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
     add_squares(sums, load_columns<kVectorized>(x, column, rows.k));
   }
-  float sum = add_lanes<kWarpSize>(add_vector(sums));
+  float sum = add_lanes(add_neighbours<kQuantizeVector>(sums));
   if (lane == 0) warp_sums[warp] = sum;
   __syncthreads();
-  sum = add_lanes<kFusedWarps>(warp_sums[lane % kFusedWarps]);
+  sum = add_neighbours<kFusedWarps>(warp_sums);
 
   // Not finite: NaN, which makes all values NaN and the row's scale too. Without columns there is
   // nothing to be NaN.
@@ -173,8 +188,8 @@ __global__ void __launch_bounds__(kFusedThreads)
     inverse = rows.k > 0 ? __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, params.epsilon))) : 0;
   }
   const auto rest = [&](std::int64_t column) {
-    return normalize(load_columns<kVectorized>(x, column, rows.k), load_gain(params, column),
-                     inverse);
+    return normalize(load_columns<kVectorized>(x, column, rows.k),
+                     load_gain<kVectorized>(params, column), inverse);
   };
   QuantizeVector<float> values[kFusedKept];
   std::uint32_t largest = 0;
@@ -196,10 +211,11 @@ __global__ void __launch_bounds__(kFusedThreads)
 #pragma unroll
   for (int i = 0; i < kFusedKept; ++i) {
     const std::int64_t column = first + i * kFusedStep;
-    if (column < rows.k) store_vector(rows, q, column, quantize_vector(values[i], row));
+    if (column < rows.k)
+      store_columns<kVectorized>(rows, q, column, quantize_vector(values[i], row));
   }
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
-    store_vector(rows, q, column, quantize_vector(rest(column), row));
+    store_columns<kVectorized>(rows, q, column, quantize_vector(rest(column), row));
   }
 }
 
@@ -243,6 +259,7 @@ template <class T, int kCluster, bool kVectorized>
 __global__ void __launch_bounds__(kFusedThreads)
     swiglu_quantize_rows(const __grid_constant__ SwigluParams params) {
   __shared__ std::uint32_t warp_largest[kCluster * kFusedWarps];  // of all CTAs of the row
+  constexpr int kKept = kCluster > 1 ? 1 : kFusedKept;  // 32768 columns of a cluster
   ptx::launch_dependents();
   const unsigned part = blockIdx.x % kCluster;  // of the row
   const std::int64_t m = blockIdx.x / kCluster;
@@ -265,9 +282,9 @@ __global__ void __launch_bounds__(kFusedThreads)
   ptx::wait_for_dependencies();
 
   // Columns from `end` on are another CTA's, or none: they are taken as zeros, whose value is 0.
-  QuantizeVector<T> gates[kFusedKept], ups[kFusedKept];
+  QuantizeVector<T> gates[kKept], ups[kKept];
 #pragma unroll
-  for (int i = 0; i < kFusedKept; ++i) {
+  for (int i = 0; i < kKept; ++i) {
     gates[i] = load_columns<kVectorized>(gate, first + i * step, end);
     ups[i] = load_columns<kVectorized>(up, first + i * step, end);
   }
@@ -275,17 +292,17 @@ __global__ void __launch_bounds__(kFusedThreads)
     return swiglu(load_columns<kVectorized>(gate, column, end),
                   load_columns<kVectorized>(up, column, end));
   };
-  QuantizeVector<float> values[kFusedKept];
+  QuantizeVector<float> values[kKept];
   std::uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kFusedKept; ++i) {
+  for (int i = 0; i < kKept; ++i) {
     values[i] = QuantizeVector<float>{};
     if (first + i * step < end) {
       values[i] = swiglu(gates[i], ups[i]);
       largest = max(largest, largest_magnitude(values[i]));
     }
   }
-  for (std::int64_t column = first + kFusedKept * step; column < end; column += step) {
+  for (std::int64_t column = first + kKept * step; column < end; column += step) {
     largest = max(largest, largest_magnitude(rest(column)));
   }
   largest = __reduce_max_sync(0xffffffffu, largest);
@@ -312,12 +329,13 @@ __global__ void __launch_bounds__(kFusedThreads)
   const RowScale row = row_scale(largest);
   if (part == 0 && threadIdx.x == 0) params.scales[m] = row.scale;
 #pragma unroll
-  for (int i = 0; i < kFusedKept; ++i) {
+  for (int i = 0; i < kKept; ++i) {
     const std::int64_t column = first + i * step;
-    if (column < end) store_vector(params, q, column, quantize_vector(values[i], row));
+    if (column < end)
+      store_columns<kVectorized>(params, q, column, quantize_vector(values[i], row));
   }
-  for (std::int64_t column = first + kFusedKept * step; column < end; column += step) {
-    store_vector(params, q, column, quantize_vector(rest(column), row));
+  for (std::int64_t column = first + kKept * step; column < end; column += step) {
+    store_columns<kVectorized>(params, q, column, quantize_vector(rest(column), row));
   }
 }
 
