@@ -98,8 +98,7 @@ Options parse(int argc, char** argv) {
     if (number == std::end(numbers)) throw UsageError("there is no option " + flag);
     char* end = nullptr;
     *number->second = std::strtoll(value.c_str(), &end, 10);
-    if (*end != '\0' || *number->second < 1)
-      throw UsageError("not a number: " + flag + " " + value);
+    if (*end != '\0' || *number->second < 1) throw UsageError(flag + " takes a number above 0");
   }
   for (const std::int64_t width : {sizes.hidden, sizes.ffn}) {
     if (width % kGroup != 0) {

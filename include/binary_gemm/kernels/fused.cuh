@@ -46,34 +46,6 @@ struct RmsNormParams {
 /// x is gate and up, [m, 2k]; its rows and their middle are aligned if vectorized.
 using SwigluParams = QuantizeParams;
 
-/// Eight elements of a row from `column`; zeros from `end` on. As load_vector, but nothing is
-/// decided at run time, so that a load need not be waited for before the next one.
-template <bool kVectorized, class T>
-__device__ inline QuantizeVector<T> load_columns(const T* row, std::int64_t column,
-                                                 std::int64_t end) {
-  if constexpr (!kVectorized) return load_vector(row, column, end, false);
-  QuantizeVector<T> vector;
-  constexpr int kWords = sizeof(vector) / sizeof(uint4);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    uint4 words = make_uint4(0, 0, 0, 0);
-    if (column < end) words = reinterpret_cast<const uint4*>(row + column)[i];
-    reinterpret_cast<uint4*>(&vector)[i] = words;
-  }
-  return vector;
-}
-
-/// Writes eight int8 of a row that is not ordered, those below k.
-template <bool kVectorized>
-__device__ inline void store_columns(const QuantizeParams& params, std::int8_t* row,
-                                     std::int64_t column, uint2 words) {
-  if constexpr (kVectorized) {
-    *reinterpret_cast<uint2*>(row + column) = words;
-  } else {
-    store_vector(params, row, column, words);
-  }
-}
-
 /// Eight values of the gain from `column`; ones if there is none.
 template <bool kVectorized>
 __device__ inline QuantizeVector<float> load_gain(const RmsNormParams& params,
@@ -259,7 +231,7 @@ template <class T, int kCluster, bool kVectorized>
 __global__ void __launch_bounds__(kFusedThreads)
     swiglu_quantize_rows(const __grid_constant__ SwigluParams params) {
   __shared__ std::uint32_t warp_largest[kCluster * kFusedWarps];  // of all CTAs of the row
-  constexpr int kKept = kCluster > 1 ? 1 : kFusedKept;  // 32768 columns of a cluster
+  constexpr int kKept = kCluster > 1 ? 1 : kFusedKept;            // 32768 columns of a cluster
   ptx::launch_dependents();
   const unsigned part = blockIdx.x % kCluster;  // of the row
   const std::int64_t m = blockIdx.x / kCluster;

@@ -177,13 +177,6 @@ __device__ inline void wait_for_dependencies() {
 }
 
 #if __CUDA_ARCH__ >= 900
-/// This CTA's place in its cluster.
-__device__ inline std::uint32_t cluster_rank() {
-  std::uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 /// The address in the shared memory of CTA `rank` of the cluster that is `address` in this one's.
 __device__ inline std::uint32_t map_shared_address(std::uint32_t address, std::uint32_t rank) {
   std::uint32_t mapped;

@@ -63,6 +63,23 @@ __device__ inline QuantizeVector<T> load_vector(const T* row, std::int64_t colum
   return vector;
 }
 
+/// Eight elements of a row from `column`; zeros from `end` on. As load_vector, but nothing is
+/// decided at run time, so that a load need not be waited for before the next one.
+template <bool kVectorized, class T>
+__device__ inline QuantizeVector<T> load_columns(const T* row, std::int64_t column,
+                                                 std::int64_t end) {
+  if constexpr (!kVectorized) return load_vector(row, column, end, false);
+  QuantizeVector<T> vector;
+  constexpr int kWords = sizeof(vector) / sizeof(uint4);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (column < end) words = reinterpret_cast<const uint4*>(row + column)[i];
+    reinterpret_cast<uint4*>(&vector)[i] = words;
+  }
+  return vector;
+}
+
 /// Magnitudes as bits: they compare as the values do, and infinities and NaNs are the largest.
 template <class T>
 __device__ inline std::uint32_t largest_magnitude(const QuantizeVector<T>& vector) {
@@ -154,8 +171,19 @@ __device__ inline void store_vector(const QuantizeParams& params, std::int8_t* r
   }
 }
 
+/// Writes eight int8 of a row that is not ordered, those below k.
+template <bool kVectorized>
+__device__ inline void store_columns(const QuantizeParams& params, std::int8_t* row,
+                                     std::int64_t column, uint2 words) {
+  if constexpr (kVectorized) {
+    *reinterpret_cast<uint2*>(row + column) = words;
+  } else {
+    store_vector(params, row, column, words);
+  }
+}
+
 /// Grid: a CTA a row in x. Block: kQuantizeThreads.
-template <class T>
+template <class T, bool kVectorized>
 __global__ void __launch_bounds__(kQuantizeThreads)
     quantize_rows(const __grid_constant__ QuantizeParams params) {
   __shared__ std::uint32_t warp_largest[kQuantizeThreads / kWarpSize];
@@ -169,13 +197,13 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   QuantizeVector<T> kept[kQuantizeKept];
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) {
-    kept[i] = load_vector(x, first + i * kStep, params.k, params.vectorized);
+    kept[i] = load_columns<kVectorized>(x, first + i * kStep, params.k);
   }
   std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) largest = max(largest, largest_magnitude(kept[i]));
   for (std::int64_t column = first + kQuantizeKept * kStep; column < params.k; column += kStep) {
-    largest = max(largest, largest_magnitude(load_vector(x, column, params.k, params.vectorized)));
+    largest = max(largest, largest_magnitude(load_columns<kVectorized>(x, column, params.k)));
   }
   largest = __reduce_max_sync(0xffffffffu, largest);
   if (threadIdx.x % kWarpSize == 0) warp_largest[threadIdx.x / kWarpSize] = largest;
@@ -188,12 +216,18 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   const std::int64_t columns =
       params.order != 0 ? (params.k + kOrderBlock - 1) / kOrderBlock * kOrderBlock : params.k;
   const auto store = [&](std::int64_t column, const QuantizeVector<T>& vector) {
-    if (column < columns) store_vector(params, q, column, quantize_vector(vector, row));
+    if (column >= columns) return;
+    const uint2 words = quantize_vector(vector, row);
+    if (params.order != 0) {
+      store_vector(params, q, column, words);
+    } else {
+      store_columns<kVectorized>(params, q, column, words);
+    }
   };
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) store(first + i * kStep, kept[i]);
   for (std::int64_t column = first + kQuantizeKept * kStep; column < columns; column += kStep) {
-    store(column, load_vector(x, column, params.k, params.vectorized));
+    store(column, load_columns<kVectorized>(x, column, params.k));
   }
 }
 
