@@ -156,6 +156,15 @@ TEST_P(CudaFused, EveryBatchTo5AndManyRows) {
   }
 }
 
+TEST_P(CudaFused, SeventyThousandRows) {
+  if (reduced()) GTEST_SKIP() << "not in the reduced set";
+  Random random(35);
+  GuardedBuffer x(70000, 64, 2);
+  fill_activations(x.view(DataType::kBFloat16), random);
+  check_swiglu(x, DataType::kBFloat16, 5);
+  check_rms_norm(x, DataType::kBFloat16, 2, 1e-6f, 5, random);
+}
+
 TEST_P(CudaFused, SwigluOfAnyBits) {
   Random random(40);
   for (const DataType type : kFloatTypes) {
