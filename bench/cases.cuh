@@ -62,15 +62,26 @@ struct Problem {
 /// The names of implementations, in the order of the CSV. `binary_gemm` and `binary_linear` may
 /// carry a forced kernel, as in `binary_gemm_pdl:decode_s8`. `engine` and `read_rate` are of the
 /// chain alone.
-inline constexpr const char* kImpls[] = {"engine",          "engine_pdl",    "binary_gemm",
-                                         "binary_gemm_pdl", "binary_linear", "binary_linear_pdl",
-                                         "cublas_bf16",     "cublaslt_int8", "dp4a_table",
-                                         "read_floor",      "read_rate"};
+inline constexpr const char* kImpls[] = {"engine",
+                                         "engine_pdl",
+                                         "engine_pdl:split_norm",
+                                         "engine_pdl:split_swiglu",
+                                         "engine_pdl:split_residual",
+                                         "binary_gemm",
+                                         "binary_gemm_pdl",
+                                         "binary_linear",
+                                         "binary_linear_pdl",
+                                         "cublas_bf16",
+                                         "cublaslt_int8",
+                                         "dp4a_table",
+                                         "read_floor",
+                                         "read_rate"};
 
 struct Impl {
   std::string name;
   std::string base;  // `name` without kernel and `_pdl`
   bool programmatic = false;
+  std::string split;  // the fused step that `engine` does without: norm, swiglu or residual
   binary_gemm::cuda::Kernel kernel = binary_gemm::cuda::Kernel::kAuto;
 
   /// Throws std::invalid_argument for a name that is none.
@@ -88,6 +99,12 @@ struct Impl {
       impl.base.resize(pdl);
     }
     if (colon == std::string::npos) return impl;
+    const std::string split_from = ":split_";
+    if (impl.base == "engine" && name.compare(colon, split_from.size(), split_from) == 0) {
+      impl.split = name.substr(colon + split_from.size());
+      if (impl.split == "norm" || impl.split == "swiglu" || impl.split == "residual") return impl;
+      throw std::invalid_argument("no fused step is called " + impl.split);
+    }
     if (!impl.ours() || impl.base == "engine") {
       throw std::invalid_argument(impl.base + " has no kernels to choose from");
     }
@@ -107,7 +124,7 @@ struct Impl {
     if (p.m > p.layer.max_m) return false;
     if (p.chain()) {
       const bool sampled = p.m == 1 || p.m == 2 || p.m == 4 || p.m == 8 || p.m == 16;
-      if (base == "read_floor" || base == "read_rate") return p.m == 1;
+      if (base == "read_floor" || base == "read_rate" || !split.empty()) return p.m == 1;
       return sampled && (base == "engine" || name == "binary_gemm_pdl" || base == "cublas_bf16");
     }
     if (base == "engine" || base == "read_rate") return false;

@@ -3,6 +3,7 @@
 /// A token of a 64-layer model, as one graph: the step of examples/engine with distinct weights.
 ///
 /// Implementations: `engine` and `engine_pdl`, the whole step with its norms, SwiGLU and residuals;
+/// `engine_pdl:split_norm`, `:split_swiglu`, `:split_residual`, the same without a fused step;
 /// `binary_gemm_pdl`, its products alone, of quantized activations that are there already;
 /// `cublas_bf16`, the same products dense; `read_floor`, a kernel a product that reads as many
 /// bytes; `read_rate`, one kernel that reads them all.
@@ -18,6 +19,7 @@
 #include "backends.h"
 #include "binary_gemm/aligned_vector.h"
 #include "cases.cuh"
+#include "split_steps.cuh"
 #include "step.h"
 #include "support.cuh"
 
@@ -83,6 +85,7 @@ class Chain {
     q_scales_ = random_buffer<RandomTokenScale>(max_m, 17);
     q_ffn_scales_ = random_buffer<RandomTokenScale>(max_m, 18);
     dense_x_ = random_buffer<RandomBFloat16>(max_m * kChainSizes.ffn, 19);
+    scratch_ = Buffer(max_m * kChainSizes.ffn * 2);
     sink_ = Buffer(16);
     restart();
   }
@@ -121,7 +124,7 @@ class Chain {
   /// Compares results where there are any, and says what is wrong, or "".
   std::string verify(const Impl& impl, std::int64_t m, cudaStream_t stream) {
     if (impl.base != "engine" && impl.base != "binary_gemm") return "";
-    if (impl.base == "engine") {
+    if (impl.base == "engine" && impl.split.empty()) {
       const std::string wrong = verify_with_cpu(impl, m, stream);
       if (!wrong.empty()) return wrong;
     }
@@ -188,6 +191,11 @@ class Chain {
     backend.launch.stream = stream;
     backend.launch.programmatic = impl.programmatic;
     const engine::State s = state(m);
+    if (!impl.split.empty()) {
+      const SplitBackend split{backend, impl.split == "norm", impl.split == "swiglu",
+                               impl.split == "residual", scratch_.as<__nv_bfloat16>()};
+      return engine::decode_step(split, model_, s);
+    }
     if (impl.base == "engine") return engine::decode_step(backend, model_, s);
     for (const engine::Layer& layer : model_.layers) {
       backend.binary_gemm(s.q, layer.qkv, {}, s.qkv);
@@ -344,7 +352,7 @@ class Chain {
   std::vector<binary_gemm::WeightView> weights_;
   engine::Model model_;
   Buffer pool_, gains_, start_, x_, qkv_, gate_up_, logits_, q_, q_ffn_, q_scales_, q_ffn_scales_,
-      dense_, dense_x_, sink_;
+      dense_, dense_x_, scratch_, sink_;
   std::unique_ptr<Cublas> cublas_;
 };
 

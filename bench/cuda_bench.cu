@@ -50,7 +50,8 @@ constexpr const char* kHelp = R"(usage: binary_gemm_bench [FLAGS]
                     cublaslt_int8, dp4a_table, read_floor (default: all). binary_gemm:decode_s8, and
                     the like, force a kernel. Of chain64, a token of 64 layers and the LM head, there
                     are engine, engine_pdl (the whole step), binary_gemm_pdl, cublas_bf16 (its
-                    products), read_floor (a kernel a product), read_rate (one kernel).
+                    products), read_floor (a kernel a product), read_rate (one kernel); and
+                    engine_pdl:split_norm, :split_swiglu, :split_residual, without a fused step.
   --groups=LIST     of 32, 64, 128, 256 (default: 128)
   --sustain_ms=N    run each implementation that long before it is timed, so that clocks settle at
                     what the power limit allows (default: 0)
