@@ -196,7 +196,7 @@ inline float sum_of_squares(const ConstMatrixView& x, std::int64_t m) {
   return sums[0];
 }
 
-/// Per token: `inverse = 1 / sqrt(sum_of_squares / K + epsilon)`, and the values
+/// Per token: `inverse = 1 / sqrt(fma(sum_of_squares, 1 / K, epsilon))`, and the values
 /// `x * inverse * gain`, or `x * inverse` if gain has no data, are quantized. gain is `[1, k]`. A
 /// row whose sum of squares is not finite (it has a NaN or an infinity, or the sum overflows) gives
 /// scale NaN and q = 0, as does one where a value is not finite.
@@ -205,9 +205,9 @@ inline void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& g
   std::vector<float> values(static_cast<std::size_t>(x.cols));
   for (std::int64_t m = 0; m < x.rows; ++m) {
     const float sum = sum_of_squares(x, m);
-    const float mean = sum / static_cast<float>(x.cols);
-    const float inverse = std::isfinite(sum) ? 1.0f / std::sqrt(mean + epsilon)
-                                             : std::numeric_limits<float>::quiet_NaN();
+    const float mean = std::fma(sum, 1.0f / static_cast<float>(x.cols), epsilon);
+    const float inverse =
+        std::isfinite(sum) ? 1.0f / std::sqrt(mean) : std::numeric_limits<float>::quiet_NaN();
     for (std::int64_t k = 0; k < x.cols; ++k) {
       float& value = values[static_cast<std::size_t>(k)];
       value = load(x.data, x.type, x.offset + m * x.row_stride + k) * inverse;

@@ -146,7 +146,7 @@ inline float inverse_of_root(float sum_of_squares, std::int64_t k, float epsilon
   if (!(sum_of_squares <= std::numeric_limits<float>::max())) {
     return std::numeric_limits<float>::quiet_NaN();
   }
-  return 1.0f / std::sqrt(sum_of_squares / static_cast<float>(k) + epsilon);
+  return 1.0f / std::sqrt(std::fma(sum_of_squares, 1.0f / static_cast<float>(k), epsilon));
 }
 
 /// The sum of `sums`, which are zeros from `count` on: neighbours first, as the reference does.

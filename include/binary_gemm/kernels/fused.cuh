@@ -132,8 +132,10 @@ __global__ void __launch_bounds__(kFusedThreads)
 
   QuantizeVector<float> gain[kFusedKept];
 #pragma unroll
-  for (int i = 0; i < kFusedKept; ++i)
+  for (int i = 0; i < kFusedKept; ++i) {
     gain[i] = load_gain<kVectorized>(params, first + i * kFusedStep);
+  }
+  const float inverse_k = __fdiv_rn(1.0f, __ll2float_rn(rows.k));
   ptx::wait_for_dependencies();
 
   QuantizeVector<T> kept[kFusedKept];
@@ -143,7 +145,10 @@ __global__ void __launch_bounds__(kFusedThreads)
   }
   float sums[kQuantizeVector] = {};
 #pragma unroll
-  for (int i = 0; i < kFusedKept; ++i) add_squares(sums, kept[i]);
+  for (int i = 0; i < kFusedKept; ++i) {
+    // Most warps have nothing left but the first time, and the others are waited for.
+    if (first + i * kFusedStep < rows.k) add_squares(sums, kept[i]);
+  }
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
     add_squares(sums, load_columns<kVectorized>(x, column, rows.k));
   }
@@ -156,17 +161,18 @@ __global__ void __launch_bounds__(kFusedThreads)
   // nothing to be NaN.
   float inverse = __uint_as_float(0x7fc00000u);
   if ((__float_as_uint(sum) & 0x7fffffffu) < 0x7f800000u) {
-    const float mean = __fdiv_rn(sum, __ll2float_rn(rows.k));
-    inverse = rows.k > 0 ? __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, params.epsilon))) : 0;
+    const float mean = __fmaf_rn(sum, inverse_k, params.epsilon);
+    inverse = rows.k > 0 ? __fdiv_rn(1.0f, __fsqrt_rn(mean)) : 0;
   }
   const auto rest = [&](std::int64_t column) {
     return normalize(load_columns<kVectorized>(x, column, rows.k),
                      load_gain<kVectorized>(params, column), inverse);
   };
-  QuantizeVector<float> values[kFusedKept];
+  QuantizeVector<float> values[kFusedKept] = {};
   std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kFusedKept; ++i) {
+    if (first + i * kFusedStep >= rows.k) continue;
     values[i] = normalize(kept[i], gain[i], inverse);
     largest = max(largest, largest_magnitude(values[i]));
   }
@@ -183,8 +189,8 @@ __global__ void __launch_bounds__(kFusedThreads)
 #pragma unroll
   for (int i = 0; i < kFusedKept; ++i) {
     const std::int64_t column = first + i * kFusedStep;
-    if (column < rows.k)
-      store_columns<kVectorized>(rows, q, column, quantize_vector(values[i], row));
+    if (column >= rows.k) continue;
+    store_columns<kVectorized>(rows, q, column, quantize_vector(values[i], row));
   }
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
     store_columns<kVectorized>(rows, q, column, quantize_vector(rest(column), row));
@@ -303,8 +309,8 @@ __global__ void __launch_bounds__(kFusedThreads)
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
     const std::int64_t column = first + i * step;
-    if (column < end)
-      store_columns<kVectorized>(params, q, column, quantize_vector(values[i], row));
+    if (column >= end) continue;
+    store_columns<kVectorized>(params, q, column, quantize_vector(values[i], row));
   }
   for (std::int64_t column = first + kKept * step; column < end; column += step) {
     store_columns<kVectorized>(params, q, column, quantize_vector(rest(column), row));
