@@ -27,9 +27,14 @@ LAYERS = {
     "down_5120": "MLP down, square",
     "lm_head": "LM head",
 }
+COPIED_LAYER = "down_5120"  # as large as another: there for its row at M = 1
 BATCHES = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
 TOPS_FROM = 512  # tokens from which a product is limited by arithmetic
-PICTURE_POINTS = 20  # at least, for a picture of time against M
+PICTURE_POINTS = 20  # at least, of ours, for a picture
+# Dense int8 TOPS of the tensor cores by machine: half of the figure with sparsity in NVIDIA's data
+# sheet (H200 SXM: 3,958).
+INT8_TOPS = {"h200": 1979}
+ROOFLINE_IMPLS = ("cublas_bf16", "binary_gemm")
 COLUMNS = ["layer", "N", "K", "G", "M", "impl", "us", "tops", "gbps", "commit"]
 
 
@@ -153,8 +158,7 @@ def linear(results):
 
 
 def batches(results):
-    # The square copy of another layer is there for its M = 1 row.
-    layers = [layer for layer in gpu_layers(results) if layer != "down_5120"
+    layers = [layer for layer in gpu_layers(results) if layer != COPIED_LAYER
               and any(results.get(layer, m, "binary_gemm") for m in BATCHES)]
     rows = []
     for m in BATCHES:
@@ -246,13 +250,24 @@ def groups(results):
 # ---- Pictures ------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT = 480, 340
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 34, 44
-CURVES = [  # impl, name, colour, dashes
-    ("cublaslt_int8", "cuBLASLt int8", "#8c959f", ""),
-    ("cublas_bf16", "cuBLAS bf16", "#bc4c00", ""),
-    ("binary_gemm", "binary_gemm", "#0969da", ""),
-]
-FLOOR = ("read floor", "#57606a", "4 3")
+LEFT, RIGHT, TOP, BOTTOM = 56, 20, 34, 44
+INK, FAINT_INK, GRID, FAINT_GRID = "#1f2328", "#57606a", "#d8dee4", "#eaeef2"
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    name: str
+    colour: str
+    dashes: str = ""
+
+
+CURVES = {  # impl: how it is drawn, the last on top
+    "cublaslt_int8": Style("cuBLASLt int8", "#8c959f"),
+    "cublas_bf16": Style("cuBLAS bf16", "#bc4c00"),
+    "binary_gemm": Style("binary_gemm", "#0969da"),
+}
+FLOOR = Style("read floor", FAINT_INK, "4 3")
+ROOFS = Style("roofs", FAINT_INK, "4 3")
 
 
 def decades(low, high):
@@ -265,65 +280,145 @@ def decades(low, high):
     return steps[first:last + 1]
 
 
-def picture(results, layer):
+class Chart:
+    """Curves over two log axes, as SVG. The y axis is from the first to the last of its ticks."""
+
+    def __init__(self, title, x_range, x_ticks, y_ticks):
+        self.x_range = x_range
+        self.y_range = y_ticks[0], y_ticks[-1]
+        self.legend = []
+        self.svg = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+            f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+            f'<text x="{LEFT}" y="20" font-size="12" font-weight="bold" fill="{INK}">'
+            + escape(title) + "</text>",
+        ]
+        for tick in y_ticks:
+            y = self.y(tick)
+            self.svg.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
+            self.svg.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" '
+                            f'fill="{FAINT_INK}">{tick:g}</text>')
+        for tick in x_ticks:
+            x = self.x(tick)
+            self.svg.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{FAINT_GRID}"/>')
+            self.svg.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle" '
+                            f'fill="{FAINT_INK}">{tick:g}</text>')
+
+    def x(self, value):
+        low, high = self.x_range
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(value / low) / math.log(high / low)
+
+    def y(self, value):
+        low, high = self.y_range
+        share = math.log(value / low) / math.log(high / low)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+    def curve(self, style, points, width=2.0, dots=False):
+        path = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
+        dashes = f' stroke-dasharray="{style.dashes}"' if style.dashes else ""
+        self.svg.append(f'<path d="M{path}" fill="none" stroke="{style.colour}" '
+                        f'stroke-width="{width:g}" stroke-linejoin="round"{dashes}/>')
+        if dots:
+            self.svg += [f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="2" '
+                         f'fill="{style.colour}"/>' for x, y in points]
+        if style not in self.legend:
+            self.legend.append(style)
+
+    def note(self, x, y, text, below=False):
+        """A remark whose end is just above, or below, a point."""
+        line = self.y(y) + (14 if below else -5)
+        self.svg.append(f'<text x="{self.x(x) - 4:.1f}" y="{line:.1f}" text-anchor="end" '
+                        f'fill="{FAINT_INK}">{escape(text)}</text>')
+
+    def finish(self):
+        left, line = LEFT, HEIGHT - 12
+        for style in self.legend:
+            dashes = f' stroke-dasharray="{style.dashes}"' if style.dashes else ""
+            self.svg.append(f'<path d="M{left} {line - 4}h16" stroke="{style.colour}" '
+                            f'stroke-width="2"{dashes}/>')
+            self.svg.append(f'<text x="{left + 20}" y="{line}" fill="{INK}">'
+                            f"{escape(style.name)}</text>")
+            left += 30 + 6 * len(style.name)
+        return "\n".join([*self.svg, "</svg>"]) + "\n"
+
+
+def time_picture(results, layer):
     """Time against M on log axes, or None where there is too little."""
     curves = []
-    for impl, name, colour, dashes in CURVES:
+    for impl, style in CURVES.items():
         points = sorted((m, results.us(layer, m, impl)) for m in results.values("m")
                         if results.us(layer, m, impl))
         if points:
-            curves.append((name, colour, dashes, points))
-    if not any(name == "binary_gemm" and len(points) >= PICTURE_POINTS
-               for name, _, _, points in curves):
-        return None
-    m_low = min(points[0][0] for *_, points in curves)
-    m_high = max(points[-1][0] for *_, points in curves)
+            curves.append((style, points))
+        if impl == "binary_gemm" and len(points) < PICTURE_POINTS:
+            return None
+    m_low = min(points[0][0] for _, points in curves)
+    m_high = max(points[-1][0] for _, points in curves)
     floor = results.us(layer, 1, "read_floor")
     if floor:
-        curves.insert(0, (*FLOOR, [(m_low, floor), (m_high, floor)]))
-    times = [us for *_, points in curves for _, us in points]
-    ticks = decades(min(times), max(times))
+        curves.insert(0, (FLOOR, [(m_low, floor), (m_high, floor)]))
+    times = [us for _, points in curves for _, us in points]
+    powers = [2**i for i in range(m_high.bit_length()) if 2**i >= m_low]
+    chart = Chart(f"{LAYERS[layer]}, {results.shape(layer)}: µs against tokens (M), "
+                  f"{results.machine.upper()}",
+                  (m_low, m_high), powers, decades(min(times), max(times)))
+    for style, points in curves:
+        chart.curve(style, points)
+    return chart.finish()
 
-    def x(m):
-        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(m / m_low) / math.log(m_high / m_low)
 
-    def y(us):
-        share = math.log(us / ticks[0]) / math.log(ticks[-1] / ticks[0])
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+def product_bytes(n, k, g, m):
+    """Of bits, fp16 scales, int8 activations with their fp32 scales, and y in bf16."""
+    return n * k / 8 + n * k / g * 2 + m * (k + 4) + m * n * 2
 
-    svg = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-        f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="20" font-size="12" font-weight="bold" fill="#1f2328">'
-        + escape(f"{LAYERS[layer]}, {results.shape(layer)}: µs against tokens (M), "
-                 f"{results.machine.upper()}") + "</text>",
-    ]
-    for us in ticks:
-        svg.append(f'<path d="M{LEFT} {y(us):.1f}H{WIDTH - RIGHT}" stroke="#d8dee4"/>')
-        svg.append(f'<text x="{LEFT - 6}" y="{y(us) + 4:.1f}" text-anchor="end" fill="#57606a">'
-                   f"{us:g}</text>")
-    m = 1
-    while m <= m_high:
-        if m >= m_low:
-            svg.append(f'<path d="M{x(m):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eaeef2"/>')
-            svg.append(f'<text x="{x(m):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle" '
-                       f'fill="#57606a">{m}</text>')
-        m *= 2
-    for _, colour, dashes, points in curves:
-        path = "L".join(f"{x(m):.1f} {y(us):.1f}" for m, us in points)
-        style = f' stroke-dasharray="{dashes}"' if dashes else ""
-        svg.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"'
-                   f' stroke-linejoin="round"{style}/>')
-    left = LEFT
-    for name, colour, dashes, _ in curves:
-        style = f' stroke-dasharray="{dashes}"' if dashes else ""
-        line = HEIGHT - 12
-        svg.append(f'<path d="M{left} {line - 4}h16" stroke="{colour}" stroke-width="2"{style}/>')
-        svg.append(f'<text x="{left + 20}" y="{line}" fill="#1f2328">{escape(name)}</text>')
-        left += 30 + 6 * len(name)
-    svg.append("</svg>")
-    return "\n".join(svg) + "\n"
+
+def roofline(results):
+    """TOPS against operations a byte, for every layer and M, or None where there is too little.
+
+    A product has its place on the x axis by the bytes that it needs, whoever computes it: so above
+    each other are times of the same product. The memory's roof is the best rate of the read floor in
+    the file; the arithmetic's is INT8_TOPS, or where that is not known, the best measured.
+    """
+    curves = []
+    for impl, style in CURVES.items():
+        if impl not in ROOFLINE_IMPLS:
+            continue
+        for layer in gpu_layers(results):
+            if layer == COPIED_LAYER:
+                continue
+            rows = sorted((m, results.get(layer, m, impl)) for m in results.values("m")
+                          if results.get(layer, m, impl))
+            points = [(2 * row.n * row.k * m / product_bytes(row.n, row.k, GROUP, m), row.tops)
+                      for m, row in rows]
+            if points:
+                curves.append((impl, style, rows[-1][0], points))
+    ours = [(m, points) for impl, _, m, points in curves if impl == "binary_gemm"]
+    rates = [row.gbps for key, row in results.rows.items()
+             if key.impl == "read_floor" and key.layer in LAYERS]
+    # Of decode alone the picture would have one roof.
+    if (not rates or max((m for m, _ in ours), default=0) < TOPS_FROM
+            or sum(len(points) for _, points in ours) < PICTURE_POINTS):
+        return None
+    rate = max(rates)
+    everything = [point for *_, points in curves for point in points]
+    best = max(tops for _, tops in everything)
+    peak = INT8_TOPS.get(results.machine, best)
+    x_ticks = decades(min(x for x, _ in everything), max(x for x, _ in everything))
+    low, high = x_ticks[0], x_ticks[-1]
+    y_ticks = decades(min(tops for _, tops in everything), max(peak, best))
+    ridge = peak * 1000 / rate  # operations a byte
+    chart = Chart(f"TOPS against operations a byte, all layers and M, {results.machine.upper()}",
+                  (low, high), x_ticks, y_ticks)
+    roofs = [(max(low, y_ticks[0] * 1000 / rate), max(y_ticks[0], low * rate / 1000)),
+             (ridge, peak), (high, peak)]
+    chart.curve(ROOFS, [point for point in roofs if low <= point[0] <= high])
+    middle = math.sqrt(low * ridge)
+    chart.note(middle, middle * rate / 1000, f"{rate:,.0f} GB/s")
+    chart.note(high, peak, f"{peak:,.0f} TOPS", below=True)
+    for _, style, _, points in curves:
+        chart.curve(style, points, width=0.7, dots=True)
+    return chart.finish()
 
 
 # ---- The README ----------------------------------------------------------------------------------
@@ -360,15 +455,23 @@ def gpu_section(results, pictures):
     lines = groups(results)
     if lines:
         blocks.append("\n".join(lines))
+    drawn = [(layer, LAYERS[layer] + ": time against M", time_picture(results, layer))
+             for layer in gpu_layers(results) if layer != COPIED_LAYER]
+    drawn.append(("roofline", "TOPS against operations a byte", roofline(results)))
     images = []
-    for layer in gpu_layers(results):
-        svg = picture(results, layer)
-        if svg is None:
-            continue
-        path = results.path.with_name(f"{results.machine}-{layer}.svg")
-        pictures[path] = svg
-        images.append(f'<img src="{path.relative_to(ROOT).as_posix()}" width="49%" '
-                      f'alt="{escape(LAYERS[layer])}: time against M">')
+    for name, text, svg in drawn:
+        if svg is not None:
+            path = results.path.with_name(f"{results.machine}-{name}.svg")
+            pictures[path] = svg
+            images.append(f'<img src="{path.relative_to(ROOT).as_posix()}" width="49%" '
+                          f'alt="{escape(text)}">')
+    if drawn[-1][2] is not None:
+        peak = ("the int8 tensor cores' of the data sheet" if results.machine in INT8_TOPS
+                else "the best TOPS measured")
+        blocks.append(prose(
+            "The last picture has all layers and batches, by the operations for each byte that a "
+            "product needs: bits, scales, int8 activations and y. Its roofs are the read floor's "
+            f"best rate and {peak}."))
     if images:
         blocks.append("\n".join(images))
     return blocks

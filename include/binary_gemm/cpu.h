@@ -48,8 +48,8 @@ struct Execution {
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w,
                   const Execution& execution = {});
 
-/// Writes +scale or -scale, rounded to the type of `dense`; or +1 or -1 if `w.scales` is null, the
-/// only form that an int8 matrix takes.
+/// Writes each weight of w `[n, k]` to `dense` `[n, k]`: +scale or -scale, rounded to its type; or
+/// +1 or -1 if `w.scales` is null, the only form that an int8 matrix takes.
 void unpack_weights(const WeightView& w, const MatrixView& dense, const Execution& execution = {});
 
 /// Quantizes each row (token) of `x` `[m, k]` to int8 and a scale: see reference.h.

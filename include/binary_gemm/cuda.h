@@ -52,13 +52,13 @@ const char* name(Kernel kernel);
 /// binary_gemm is faster from M = 17 on with gemm_workspace_bytes.
 struct Workspace {
   void* data = nullptr;   ///< On the device of the call; overlaps no operand.
-  std::size_t bytes = 0;  ///< At least linear_workspace_bytes(m, k).
+  std::size_t bytes = 0;  ///< What it holds; more than a call needs is no harm.
 };
 
 /// How a call is launched.
 struct Launch {
   cudaStream_t stream = nullptr;  ///< Of the device of the call; null: its default stream.
-  Workspace workspace = {};       ///< For binary_linear; in use until the call has finished.
+  Workspace workspace = {};       ///< In use until the call has finished on the stream.
   /// Programmatic dependent launch: the kernels may start before those ahead of them in the stream
   /// have finished, and then read weights, their scales, the gain of rms_norm_quantize and nothing
   /// else until these have. So after weights have been written in the stream, by pack_weights too,
@@ -70,7 +70,8 @@ struct Launch {
 
 /// Loads the kernels on a device (-1: the current one) and sets what they need. Calls do it on
 /// first use; only before a capture it must have been done. Throws std::invalid_argument for a
-/// device of compute capability below 8.0. Thread-safe.
+/// device of compute capability below 8.0, and CudaError where the kernels can't be loaded, after
+/// which it may be tried again. Each device is prepared on its own. Thread-safe.
 void prepare(int device = -1);
 
 /// The kernels that `device` can run with this build, for forcing them one after the other.
@@ -129,6 +130,8 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
 class BinaryLinear {
  public:
   /// Weights of all -1 with zero scales, and a zero bias if `has_bias`, on the current device.
+  /// Throws CudaError with cudaErrorMemoryAllocation if there is no room, and then keeps no memory;
+  /// so do from_dense and from_packed.
   BinaryLinear(std::int64_t n, std::int64_t k, std::int64_t group_size = 128,
                bool has_bias = false);
   /// Takes the memory; `other` is left as a layer of n = k = 0.

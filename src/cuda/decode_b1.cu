@@ -28,14 +28,6 @@ std::uint32_t shared_bytes_for_residency(std::uint32_t needed, std::uint32_t gri
                               std::max(0, std::min(share, shape.shared_limit) / kUnit * kUnit)));
 }
 
-template <int kTokens, int kGroup, bool kQuantize>
-const void* kernel_of(bool engine) {
-  return engine
-             ? reinterpret_cast<const void*>(&kernels::decode_b1<kTokens, kGroup, true, kQuantize>)
-             : reinterpret_cast<const void*>(
-                   &kernels::decode_b1<kTokens, kGroup, false, kQuantize>);
-}
-
 template <int kTokens, int kGroup>
 DecodeLaunch plan(const DecodeShape& shape) {
   using Plan = kernels::DecodeB1<kTokens, kGroup>;
@@ -44,12 +36,9 @@ DecodeLaunch plan(const DecodeShape& shape) {
   const int warps = Plan::warps(shape.k, shape.shared_limit);
   DecodeLaunch launch;
   launch.engine = shape.engine && warps >= slices;
-  const void* kernel = nullptr;
-  if constexpr (kTokens == 1) {
-    if (shape.quantize) kernel = kernel_of<1, kGroup, true>(launch.engine);
-  }
-  if (!shape.quantize) kernel = kernel_of<kTokens, kGroup, false>(launch.engine);
-  launch.kernel = kernel;
+  const auto kernel = launch.engine ? &kernels::decode_b1<kTokens, kGroup, true>
+                                    : &kernels::decode_b1<kTokens, kGroup, false>;
+  launch.kernel = reinterpret_cast<const void*>(kernel);
   launch.grid = static_cast<std::uint32_t>((shape.n + Plan::kRows - 1) / Plan::kRows);
   launch.warps = static_cast<std::uint32_t>(warps);
   launch.shared_bytes = shared_bytes_for_residency(
@@ -78,15 +67,13 @@ DecodeLaunch plan_decode_b1(const DecodeShape& shape) {
 
 std::vector<const void*> decode_b1_kernels() {
   std::vector<const void*> all;
-  for (const bool quantize : {false, true}) {
-    for (const bool engine : {false, true}) {
-      for (const std::int64_t group : kGroupSizes) {
-        for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
-          const kernels::KernelConfig config{kernels::Family::kDecodeB1, tokens, 0};
-          const void* kernel =
-              plan_decode_b1(smallest_shape(config, group, engine, quantize)).kernel;
-          if (kernel != nullptr) all.push_back(kernel);
-        }
+  for (const bool engine : {false, true}) {
+    for (const std::int64_t group : kGroupSizes) {
+      for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
+        const void* kernel =
+            plan_decode_b1(smallest_shape({kernels::Family::kDecodeB1, tokens, 0}, group, engine))
+                .kernel;
+        if (kernel != nullptr) all.push_back(kernel);
       }
     }
   }

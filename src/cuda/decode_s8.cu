@@ -68,7 +68,7 @@ std::vector<const void*> decode_s8_kernels() {
     for (const std::int64_t group : kGroupSizes) {
       for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}, std::uint8_t{32}}) {
         const kernels::KernelConfig config{kernels::Family::kDecodeS8, tokens, 0};
-        all.push_back(plan_decode_s8(smallest_shape(config, group, engine, false)).kernel);
+        all.push_back(plan_decode_s8(smallest_shape(config, group, engine)).kernel);
       }
     }
   }

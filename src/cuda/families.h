@@ -21,7 +21,6 @@ struct DecodeShape {
   std::int64_t k;
   std::int64_t group_size;
   bool engine;        ///< the copy engine can read the weights
-  bool quantize;      ///< x is dense: decode_b1 of one token alone
   int shared_limit;   ///< bytes, a CTA
   int shared_memory;  ///< bytes, a multiprocessor
   int multiprocessors;
@@ -43,16 +42,17 @@ struct DecodeLaunch {
 
 /// A shape for asking what kernels there are: one block, and all the shared memory there could be.
 inline DecodeShape smallest_shape(const kernels::KernelConfig& config, std::int64_t group_size,
-                                  bool engine, bool quantize) {
+                                  bool engine) {
   constexpr int kAnyLimit = 1 << 17;
-  return {config, 1, kSliceK, group_size, engine, quantize, kAnyLimit, kAnyLimit, 1};
+  return {config, 1, kSliceK, group_size, engine, kAnyLimit, kAnyLimit, 1};
 }
 
 inline constexpr std::int64_t kGroupSizes[] = {32, 64, 128, 256};
 
 /// `make` of the group size as a std::integral_constant; a launch without a kernel for any other.
 template <class Make>
-DecodeLaunch with_group_size(std::int64_t group_size, const Make& make) {
+auto with_group_size(std::int64_t group_size, const Make& make)
+    -> decltype(make(std::integral_constant<int, 128>{})) {
   switch (group_size) {
     case 32:
       return make(std::integral_constant<int, 32>{});

@@ -155,19 +155,20 @@ bool wgmma_can_take(const Device& device, const WeightView& w) {
 }
 
 // `wgmma`: that kernel can take the product, and there is a workspace for it.
-KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, std::int64_t n,
-                           std::int64_t group_size, bool wgmma) {
+KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, const WeightView& w,
+                           bool wgmma) {
   switch (kernel) {
     case Kernel::kWgmma:
-      return kernels::choose_wgmma(m, n, device.multiprocessors);
+      return kernels::choose_wgmma(m, w.n, w.k, device.multiprocessors);
     case Kernel::kDecodeB1:
-      return kernels::configure(Family::kDecodeB1, m, group_size);
+      return kernels::configure(Family::kDecodeB1, m, w.group_size);
     case Kernel::kDecodeS8:
-      return kernels::configure(Family::kDecodeS8, m, group_size);
+      return kernels::configure(Family::kDecodeS8, m, w.group_size);
     case Kernel::kAuto:
       break;
   }
-  return kernels::choose(device.architecture, m, n, group_size, wgmma, device.multiprocessors);
+  return kernels::choose(device.architecture, m, w.n, w.k, w.group_size, wgmma,
+                         device.multiprocessors);
 }
 
 bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t group_size) {
@@ -189,7 +190,6 @@ bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t g
 }
 
 // Launches the product of at most max_tokens tokens.
-// If params.dense_x is there, the kernel quantizes it.
 void launch_decode(const Device& device, GemmParams params, std::int64_t group_size,
                    const KernelConfig& config, const Launch& launch) {
   const bool b1 = config.family == Family::kDecodeB1;
@@ -199,7 +199,6 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
       params.k,
       group_size,
       engine_can_fetch(device, params, group_size, b1 ? kDecodeB1Rows : kDecodeS8Rows),
-      params.dense_x != nullptr,
       device.shared_limit,
       device.shared_memory,
       device.multiprocessors};
@@ -264,8 +263,7 @@ void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_si
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
               const Epilogue& epilogue, const MatrixView& y, const Launch& launch) {
   for (std::int64_t m = 0; m < x.m;) {
-    const KernelConfig config =
-        configuration(device, launch.kernel, x.m - m, w.n, w.group_size, /*wgmma=*/false);
+    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*wgmma=*/false);
     const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
     Epilogue part = epilogue;
     if (part.residual.data != nullptr) part.residual = part.residual.row_range(m, tokens);
@@ -361,8 +359,9 @@ Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_
   check::weight_shape(n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   const bool wgmma = k > 0 && can_run(prepared, Kernel::kWgmma, m, group_size);
-  switch (kernels::choose(prepared.architecture, m, n, group_size, wgmma, prepared.multiprocessors)
-              .family) {
+  switch (
+      kernels::choose(prepared.architecture, m, n, k, group_size, wgmma, prepared.multiprocessors)
+          .family) {
     case Family::kDecodeB1:
       return Kernel::kDecodeB1;
     case Family::kDecodeS8:
@@ -402,8 +401,7 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
     }
     fail_wgmma(w);
   }
-  const KernelConfig config =
-      configuration(device, launch.kernel, x.m, w.n, w.group_size, possible);
+  const KernelConfig config = configuration(device, launch.kernel, x.m, w, possible);
   const DeviceGuard guard(device.index);
   if (config.family != Family::kWgmma) return multiply(device, x, w, epilogue, y, launch);
   check_device("workspace", launch.workspace.data, device);
@@ -437,19 +435,9 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   check_kernel(device, launch.kernel, x.rows, w.group_size);
   const bool possible = wgmma_can_take(device, w);
   if (launch.kernel == Kernel::kWgmma && !possible) fail_wgmma(w);
-  const KernelConfig config =
-      configuration(device, launch.kernel, x.rows, w.n, w.group_size, possible);
+  const KernelConfig config = configuration(device, launch.kernel, x.rows, w, possible);
   const bool wgmma = config.family == Family::kWgmma;
   const DeviceGuard guard(device.index);
-  if (x.rows == 1 && config.family == Family::kDecodeB1 && x.cols > 0) {
-    // One kernel does it all.
-    GemmParams params = resolve(q, w, epilogue, y);
-    params.dense_x = static_cast<const char*>(x.data) + x.offset * size_of(x.type);
-    params.x_type = x.type;
-    params.vectorized = is_aligned(static_cast<const char*>(params.dense_x), 16) &&
-                        is_aligned(params.bits, 16) && w.bits_stride % 4 == 0;
-    return launch_decode(device, params, w.group_size, config, launch);
-  }
   launch_quantize(device, x, q, wgmma ? static_cast<int>(w.group_size) : 0, launch);
   if (wgmma) {
     launch_wgmma(device, resolve(q, w, epilogue, y), w.group_size, config, launch);

@@ -25,37 +25,43 @@ WgmmaLaunch plan(std::int64_t m, std::int64_t n, int multiprocessors) {
 }
 
 template <int kGroup>
-WgmmaLaunch plan_group(int consumers, int tokens, std::int64_t m, std::int64_t n,
+WgmmaLaunch plan_group(const kernels::KernelConfig& config, std::int64_t m, std::int64_t n,
                        int multiprocessors) {
-  // Smaller groups need more registers than three warpgroups with 128 tokens have.
-  constexpr int kMostTokens = kGroup < 128 ? 96 : 128;
-  if (consumers == 3 && tokens > 96) return plan<3, kMostTokens, kGroup>(m, n, multiprocessors);
-  if (consumers == 3) return plan<3, 96, kGroup>(m, n, multiprocessors);
-  if (consumers == 2 && tokens > 64) return plan<2, 128, kGroup>(m, n, multiprocessors);
-  if (consumers == 2) return plan<2, 64, kGroup>(m, n, multiprocessors);
-  if (tokens > 32) return plan<1, 64, kGroup>(m, n, multiprocessors);
-  return plan<1, 32, kGroup>(m, n, multiprocessors);
+  // Groups of 256 need more registers than there are with the most tokens.
+  constexpr int kMostTokens = kGroup > 128 ? 160 : 176;
+  switch (config.consumers == 1 ? config.tokens : std::min<int>(config.tokens, kMostTokens)) {
+    case 32:
+      return plan<1, 32, kGroup>(m, n, multiprocessors);
+    case 48:
+      return plan<1, 48, kGroup>(m, n, multiprocessors);
+    case 64:
+      return plan<1, 64, kGroup>(m, n, multiprocessors);
+    case 96:
+      return plan<2, 96, kGroup>(m, n, multiprocessors);
+    case 112:
+      return plan<2, 112, kGroup>(m, n, multiprocessors);
+    case 128:
+      return plan<2, 128, kGroup>(m, n, multiprocessors);
+    case 160:
+      return plan<2, 160, kGroup>(m, n, multiprocessors);
+    case 176:
+      return plan<2, kMostTokens, kGroup>(m, n, multiprocessors);
+  }
+  return {};
 }
 
 }  // namespace
 
 WgmmaLaunch plan_wgmma(const kernels::KernelConfig& config, std::int64_t m, std::int64_t n,
                        std::int64_t group_size, int multiprocessors) {
-  switch (group_size) {
-    case 32:
-      return plan_group<32>(config.consumers, config.tokens, m, n, multiprocessors);
-    case 64:
-      return plan_group<64>(config.consumers, config.tokens, m, n, multiprocessors);
-    case 128:
-      return plan_group<128>(config.consumers, config.tokens, m, n, multiprocessors);
-    default:
-      return plan_group<256>(config.consumers, config.tokens, m, n, multiprocessors);
-  }
+  return with_group_size(group_size, [&](auto group) {
+    return plan_group<decltype(group)::value>(config, m, n, multiprocessors);
+  });
 }
 
 std::vector<const void*> wgmma_kernels() {
   std::vector<const void*> all;
-  for (const std::int64_t group : {32, 64, 128, 256}) {
+  for (const std::int64_t group : kGroupSizes) {
     for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
       const kernels::KernelConfig config{kernels::Family::kWgmma, tile.tokens, tile.consumers};
       all.push_back(plan_wgmma(config, 1, 1, group, 1).kernel);

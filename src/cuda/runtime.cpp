@@ -115,7 +115,7 @@ void check_device(const char* name, const void* pointer, const Device& device) {
   const int owner = device_of(name, pointer, device.index);
   if (owner != device.index) {
     throw std::invalid_argument(std::string("binary_gemm: ") + name + " is on device " +
-                                std::to_string(owner) + ", but y is on device " +
+                                std::to_string(owner) + ", but the call runs on device " +
                                 std::to_string(device.index));
   }
 }

@@ -111,6 +111,8 @@ struct Operands {
 
 class CudaBadInput : public DeviceTest {
  protected:
+  explicit CudaBadInput(int devices = 1) : DeviceTest(devices) {}
+
   void SetUp() override {
     DeviceTest::SetUp();
     if (!IsSkipped() && !HasFatalFailure()) operands_ = std::make_unique<Operands>(stream());
@@ -777,15 +779,17 @@ TEST_F(CudaBadInput, HostPointers) {
   from_dense(std::as_const(o().dense_w_host).view(kType), kG, {}, {"dense weights", "host"});
 }
 
-TEST_F(CudaBadInput, PointersOfAnotherDevice) {
-  int count = 0;
-  BINARY_GEMM_CHECK_CUDA(cudaGetDeviceCount(&count));
-  if (count < 2) GTEST_SKIP() << "needs two devices";
-  BINARY_GEMM_CHECK_CUDA(cudaSetDevice(1));
+class CudaBadInputOfTwoDevices : public CudaBadInput {
+ protected:
+  CudaBadInputOfTwoDevices() : CudaBadInput(2) {}
+};
+
+TEST_F(CudaBadInputOfTwoDevices, PointersOfAnotherDevice) {
   void* other = nullptr;
-  const cudaError_t code = cudaMalloc(&other, 1 << 20);
-  BINARY_GEMM_CHECK_CUDA(cudaSetDevice(0));
-  BINARY_GEMM_CHECK_CUDA(code);
+  {
+    const CurrentDevice second(1);
+    BINARY_GEMM_CHECK_CUDA(cudaMalloc(&other, 1 << 20));
+  }
   const auto move = [other](auto& pointer) {
     pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(other);
   };

@@ -21,14 +21,15 @@ bool flag(const char* variable) {
   return value != nullptr && std::strcmp(value, "") != 0 && std::strcmp(value, "0") != 0;
 }
 
-// Allocating is slow and waits for the device, so blocks are kept by size. Whoever frees one has
-// waited for what used it.
+// Allocating is slow and waits for the device, so blocks are kept by device and size. Whoever frees
+// one has waited for what used it.
 class Blocks {
  public:
-  unsigned char* allocate(std::size_t bytes) {
+  // On the current device, which is `device`.
+  unsigned char* allocate(int device, std::size_t bytes) {
     if (keeps(bytes)) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      std::vector<unsigned char*>& blocks = free_[rounded(bytes)];
+      std::vector<unsigned char*>& blocks = free_[{device, rounded(bytes)}];
       if (!blocks.empty()) {
         unsigned char* block = blocks.back();
         blocks.pop_back();
@@ -40,14 +41,14 @@ class Blocks {
     return static_cast<unsigned char*>(block);
   }
 
-  void free(unsigned char* block, std::size_t bytes) {
+  void free(int device, unsigned char* block, std::size_t bytes) {
     if (block == nullptr) return;
     if (!keeps(bytes)) {
       cudaFree(block);  // in a destructor, so a failure shows in the next call
       return;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
-    free_[rounded(bytes)].push_back(block);
+    free_[{device, rounded(bytes)}].push_back(block);
   }
 
  private:
@@ -59,7 +60,7 @@ class Blocks {
   }
 
   std::mutex mutex_;
-  std::map<std::size_t, std::vector<unsigned char*>> free_;
+  std::map<std::pair<int, std::size_t>, std::vector<unsigned char*>> free_;
 };
 
 Blocks& blocks() {
@@ -94,17 +95,17 @@ void Stream::synchronize() const { BINARY_GEMM_CHECK_CUDA(cudaStreamSynchronize(
 // ---- Buffers ----
 
 DeviceBuffer::DeviceBuffer(std::size_t bytes, int)
-    : bytes_(bytes), raw_(blocks().allocate(bytes)) {}
+    : bytes_(bytes), device_(CurrentDevice::get()), raw_(blocks().allocate(device_, bytes)) {}
 
 DeviceBuffer::DeviceBuffer(GuardedBuffer& host, cudaStream_t stream)
     : DeviceBuffer(mirrored_bytes(host), 0) {
   upload(host, stream);
 }
 
-DeviceBuffer::~DeviceBuffer() { blocks().free(raw_, bytes_); }
+DeviceBuffer::~DeviceBuffer() { blocks().free(device_, raw_, bytes_); }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : bytes_(other.bytes_), raw_(std::exchange(other.raw_, nullptr)) {}
+    : bytes_(other.bytes_), device_(other.device_), raw_(std::exchange(other.raw_, nullptr)) {}
 
 void DeviceBuffer::upload(GuardedBuffer& host, cudaStream_t stream) {
   BINARY_GEMM_CHECK_CUDA(cudaMemcpyAsync(raw_, host.raw(), bytes_, cudaMemcpyHostToDevice, stream));
@@ -361,30 +362,74 @@ std::vector<cuda::Kernel> kernels_for(std::int64_t m, const WeightView& w) {
 
 // ---- Fixtures ----
 
-std::string no_device() {
-  static const std::string reason = []() -> std::string {
-    int count = 0;
-    const cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess) {
-      cudaGetLastError();
-      return cudaGetErrorString(code);
-    }
-    if (count == 0) return "there is none";
+CurrentDevice::CurrentDevice(int device) : previous_(get()) {
+  BINARY_GEMM_CHECK_CUDA(cudaSetDevice(device));
+}
+
+CurrentDevice::~CurrentDevice() { cudaSetDevice(previous_); }
+
+int CurrentDevice::get() {
+  int device = -1;
+  BINARY_GEMM_CHECK_CUDA(cudaGetDevice(&device));
+  return device;
+}
+
+FullMemory::FullMemory() {
+  constexpr std::size_t kSmallest = 4096;
+  for (std::size_t bytes = std::size_t{1} << 36; bytes >= kSmallest; bytes /= 2) {
+    void* block = nullptr;
+    while (cudaMalloc(&block, bytes) == cudaSuccess) blocks_.push_back(block);
+  }
+  cudaGetLastError();
+}
+
+FullMemory::~FullMemory() {
+  for (void* block : blocks_) cudaFree(block);
+}
+
+std::size_t free_memory() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  BINARY_GEMM_CHECK_CUDA(cudaMemGetInfo(&free, &total));
+  return free;
+}
+
+std::string no_device(int wanted) {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) {
+    cudaGetLastError();
+    return cudaGetErrorString(code);
+  }
+  if (count < wanted) {
+    return count == 0 ? "there is none"
+                      : std::to_string(wanted) + " are needed, " + std::to_string(count) + " found";
+  }
+  for (int device = 0; device < wanted; ++device) {
     int major = 0;
-    BINARY_GEMM_CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    BINARY_GEMM_CHECK_CUDA(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     if (major < 8) return "compute capability below 8.0";
-    return "";
-  }();
-  return reason;
+  }
+  return "";
+}
+
+int required_devices() {
+  if (!flag("BINARY_GEMM_REQUIRE_GPU")) return 0;
+  return std::max(1, std::atoi(std::getenv("BINARY_GEMM_REQUIRE_GPU")));
 }
 
 void DeviceTest::SetUp() {
-  const std::string reason = no_device();
+  const std::string reason = no_device(devices_);
   if (!reason.empty()) {
-    if (flag("BINARY_GEMM_REQUIRE_GPU")) {
-      FAIL() << "BINARY_GEMM_REQUIRE_GPU is set, but no GPU can be used: " << reason;
+    if (devices_ <= required_devices()) {
+      FAIL() << "BINARY_GEMM_REQUIRE_GPU asks for " << required_devices()
+             << ", but no GPU can be used: " << reason;
     }
-    GTEST_SKIP() << "no usable GPU: " << reason;  // ctest looks for these words
+    // ctest looks for these words. A program that runs on one GPU has not been skipped if a test of
+    // it needs two.
+    if (!no_device().empty()) GTEST_SKIP() << "no usable GPU: " << reason;
+    GTEST_SKIP() << "not enough GPUs: " << reason;
   }
   stream_.emplace();
 }

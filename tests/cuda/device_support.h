@@ -40,8 +40,8 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// A GuardedBuffer's mirror on the device: all of its bytes, guards and padding too, so the base is
-/// 16-byte but not 32-byte aligned there as well.
+/// A GuardedBuffer's mirror on the current device: all of its bytes, guards and padding too, so the
+/// base is 16-byte but not 32-byte aligned there as well.
 class DeviceBuffer {
  public:
   DeviceBuffer(GuardedBuffer& host, cudaStream_t stream);
@@ -69,6 +69,7 @@ class DeviceBuffer {
   DeviceBuffer(std::size_t bytes, int);
 
   std::size_t bytes_;
+  int device_;
   unsigned char* raw_;
 };
 
@@ -173,18 +174,54 @@ std::string mode_name(const ::testing::TestParamInfo<Mode>& info);
 /// Calls `body` plainly; or captures it from `stream`, replays the graph once and waits.
 void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& body);
 
-/// Why no test can run here, or "".
-std::string no_device();
+/// Makes a device current for a scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  /// The device that is current now.
+  static int get();
 
-/// Skips without a GPU; fails instead under BINARY_GEMM_REQUIRE_GPU=1.
+ private:
+  int previous_;
+};
+
+/// Takes all the memory of the current device that there is to get, for as long as it lives.
+class FullMemory {
+ public:
+  FullMemory();
+  ~FullMemory();
+  FullMemory(const FullMemory&) = delete;
+  FullMemory& operator=(const FullMemory&) = delete;
+
+ private:
+  std::vector<void*> blocks_;
+};
+
+/// What cudaMalloc could still give on the current device, in bytes.
+std::size_t free_memory();
+
+/// Why a test that needs `count` GPUs can't run here, or "".
+std::string no_device(int count = 1);
+
+/// How many GPUs there must be, by BINARY_GEMM_REQUIRE_GPU: a number, 0 if it is not set, 1 if it
+/// is set to something else. Tests that need no more than these fail where they would skip.
+int required_devices();
+
+/// Skips without as many GPUs as it needs; fails instead if so many are required. Device 0 is
+/// current.
 class DeviceTest : public ::testing::Test {
  protected:
+  explicit DeviceTest(int devices = 1) : devices_(devices) {}
   void SetUp() override;
   void TearDown() override;
   cudaStream_t stream() const { return *stream_; }
   void synchronize() const { stream_->synchronize(); }
 
  private:
+  int devices_;
   std::optional<Stream> stream_;
 };
 

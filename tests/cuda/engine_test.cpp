@@ -361,6 +361,32 @@ TEST_F(CudaThreads, OneLayerInMany) {
   });
 }
 
+TEST_F(CudaThreads, ManyOnSharedWeights) {
+  // More threads than cores or than launches that a GPU runs at once; some capture, some prepare.
+  const Work small({1, 90, 1280, 128}, stream(), 1);
+  const Work large({40, 90, 1280, 128}, stream(), 2);
+  in_threads(48, [&](int index) {
+    const Stream own;
+    const DeviceWorkspace workspace(cuda::linear_workspace_bytes(40, 1280), own);
+    for (int i = 0; i < 20; ++i) {
+      const Work& work = (index + i) % 2 == 0 ? small : large;
+      const Mode mode{(index + i) % 7 == 0, (index + i) % 3 == 0};
+      const cuda::Launch launch{own, workspace, mode.programmatic};
+      DeviceOutput gemm = work.output(own);
+      DeviceOutput linear = work.output(own);
+      if (i % 5 == 4) cuda::prepare();
+      run(mode, own, [&] {
+        cuda::binary_gemm(work.device().x(), work.device().w(), work.device().bias(), gemm.view(),
+                          launch);
+        cuda::binary_linear(work.x(), work.device().w(), work.device().bias(), linear.view(),
+                            launch);
+      });
+      ASSERT_TRUE(work.is_gemm(gemm)) << "thread " << index << ", call " << i;
+      ASSERT_TRUE(work.is_linear(linear)) << "thread " << index << ", call " << i;
+    }
+  });
+}
+
 // ---- Devices and memory ----
 
 class CudaDevice : public DeviceTest {};
@@ -380,53 +406,6 @@ TEST_F(CudaDevice, TheCurrentOneIsUnchanged) {
   work.linear(y, {stream()});
   EXPECT_EQ(current(), 0);
   EXPECT_TRUE(work.is_linear(y));
-}
-
-TEST_F(CudaDevice, CallsGoWhereTheWeightsAre) {
-  int count = 0;
-  BINARY_GEMM_CHECK_CUDA(cudaGetDeviceCount(&count));
-  if (count < 2) GTEST_SKIP() << "needs two devices";
-  struct Restore {
-    ~Restore() { cudaSetDevice(0); }
-  } restore;
-  const auto current = [] {
-    int device = -1;
-    BINARY_GEMM_CHECK_CUDA(cudaGetDevice(&device));
-    return device;
-  };
-  // Device 0's operands while device 1 is current.
-  const Work work({3, 40, 512, 128}, stream());
-  DeviceOutput y = work.output(stream());
-  BINARY_GEMM_CHECK_CUDA(cudaSetDevice(1));
-  cuda::prepare(1);
-  cuda::prepare(0);
-  EXPECT_EQ(current(), 1);
-  work.gemm(y, {stream()});
-  EXPECT_EQ(current(), 1);
-  EXPECT_TRUE(work.is_gemm(y));
-  work.linear(y, {stream(), {}, true});
-  EXPECT_EQ(current(), 1);
-  EXPECT_TRUE(work.is_linear(y));
-  EXPECT_EQ(cuda::supported_kernels(0).empty(), false);
-  EXPECT_EQ(current(), 1);
-
-  // A layer on device 1, called while device 0 is current.
-  const Stream other;
-  cuda::BinaryLinear layer(40, 512, 128, true);
-  BINARY_GEMM_CHECK_CUDA(cudaSetDevice(0));
-  EXPECT_EQ(current(), 0);
-  BINARY_GEMM_CHECK_CUDA(cudaSetDevice(1));
-  void* memory = nullptr;
-  BINARY_GEMM_CHECK_CUDA(cudaMalloc(&memory, 1 << 20));
-  BINARY_GEMM_CHECK_CUDA(cudaMemsetAsync(memory, 0, 1 << 20, other));
-  BINARY_GEMM_CHECK_CUDA(cudaSetDevice(0));
-  auto* const bytes = static_cast<char*>(memory);
-  const MatrixView x = matrix_view(reinterpret_cast<float*>(bytes), 3, 512);
-  const MatrixView out = matrix_view(reinterpret_cast<float*>(bytes + (1 << 18)), 3, 40);
-  layer(x, out, {other, {bytes + (1 << 19), cuda::linear_workspace_bytes(3, 512)}});
-  EXPECT_EQ(current(), 0);
-  other.synchronize();
-  BINARY_GEMM_CHECK_CUDA(cudaFree(memory));
 }
 
 TEST_F(CudaDevice, CallsAllocateNothing) {
@@ -460,16 +439,10 @@ TEST_F(CudaDevice, CallsAllocateNothing) {
   call_all(false);  // what is loaded on first use
   call_all(true);
   synchronize();
-  const auto free_bytes = [] {
-    std::size_t free = 0;
-    std::size_t total = 0;
-    BINARY_GEMM_CHECK_CUDA(cudaMemGetInfo(&free, &total));
-    return free;
-  };
-  const std::size_t before = free_bytes();
+  const std::size_t before = free_memory();
   for (int i = 0; i < 100; ++i) call_all(i % 2 == 1);
   synchronize();
-  EXPECT_EQ(free_bytes(), before);
+  EXPECT_EQ(free_memory(), before);
   for (std::size_t i = 0; i < works.size(); ++i) {
     EXPECT_TRUE(works[i]->is_linear(outputs[i])) << works[i]->shape();
   }
@@ -486,19 +459,89 @@ TEST_F(CudaDevice, AnothersErrorIsNotTheLibrarys) {
 }
 
 TEST_F(CudaDevice, LayersAreFreed) {
-  std::size_t free_before = 0;
-  std::size_t total = 0;
   { const cuda::BinaryLinear warm(1024, 1024); }
-  BINARY_GEMM_CHECK_CUDA(cudaMemGetInfo(&free_before, &total));
+  const std::size_t free_before = free_memory();
   for (int i = 0; i < 20; ++i) {
     cuda::BinaryLinear layer(8192, 32768, 128, true);
     cuda::BinaryLinear moved = std::move(layer);
     layer = cuda::BinaryLinear(16, 128);
     moved = std::move(layer);
   }
-  std::size_t free_after = 0;
-  BINARY_GEMM_CHECK_CUDA(cudaMemGetInfo(&free_after, &total));
-  EXPECT_GE(free_after + (std::size_t{16} << 20), free_before);
+  EXPECT_GE(free_memory() + (std::size_t{16} << 20), free_before);
+}
+
+// Whether `call` throws CudaError for want of memory.
+void expect_out_of_memory(const std::function<void()>& call) {
+  try {
+    call();
+    ADD_FAILURE() << "there was memory";
+  } catch (const cuda::CudaError& error) {
+    EXPECT_EQ(error.code(), cudaErrorMemoryAllocation);
+    EXPECT_NE(std::string(error.what()).find("cudaErrorMemoryAllocation"), std::string::npos)
+        << error.what();
+  }
+  cudaGetLastError();
+}
+
+TEST_F(CudaDevice, MemoryExhaustedElsewhere) {
+  std::vector<std::unique_ptr<Work>> works;
+  std::vector<DeviceOutput> gemm;
+  std::vector<DeviceOutput> linear;
+  for (const std::int64_t m : {1, 3, 8, 40, 300}) {
+    works.push_back(std::make_unique<Work>(Shape{m, 161, 5120, 128}, stream()));
+    gemm.push_back(works.back()->output(stream()));
+    linear.push_back(works.back()->output(stream()));
+  }
+  cuda::prepare();
+  const Work& one = *works[0];
+  GuardedBuffer dense_host(64, 5120, 2);
+  Random random(1);
+  fill_gaussian(dense_host.view(kType), random);
+  const DeviceBuffer dense(dense_host, stream());
+  synchronize();
+
+  const FullMemory full;
+  const std::size_t before = free_memory();
+  for (const bool programmatic : {false, true}) {
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      works[i]->gemm(gemm[i], {stream(), {}, programmatic});
+      works[i]->linear(linear[i], {stream(), {}, programmatic});
+    }
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      EXPECT_TRUE(works[i]->is_gemm(gemm[i])) << works[i]->shape();
+      EXPECT_TRUE(works[i]->is_linear(linear[i])) << works[i]->shape();
+    }
+    // What allocates says so.
+    expect_out_of_memory([] { const cuda::BinaryLinear layer(8192, 8192); });
+    expect_out_of_memory([] { const cuda::BinaryLinear layer(8192, 8192, 32, true); });
+    expect_out_of_memory([&] {
+      cuda::BinaryLinear::from_dense(dense.view(dense_host, kType), 128, {}, {stream()});
+    });
+    expect_out_of_memory([&] {
+      cuda::BinaryLinear::from_packed(one.device().w(), one.device().bias(), {stream()});
+    });
+  }
+  EXPECT_EQ(free_memory(), before);
+}
+
+TEST_F(CudaDevice, ALayerThatDoesNotFitLeavesNothing) {
+  // There is room for its bits and not for its scales.
+  constexpr std::size_t kRoom = std::size_t{64} << 20;
+  constexpr std::int64_t kK = 8192;
+  constexpr std::int64_t kBitsBytes = std::int64_t{48} << 20;
+  constexpr std::int64_t kN = kBitsBytes / (kK / 8);
+  void* room = nullptr;
+  BINARY_GEMM_CHECK_CUDA(cudaMalloc(&room, kRoom));
+  const FullMemory full;
+  BINARY_GEMM_CHECK_CUDA(cudaFree(room));
+  const std::size_t before = free_memory();
+  ASSERT_GE(before, kRoom);
+  for (int i = 0; i < 5; ++i) {
+    expect_out_of_memory([] { const cuda::BinaryLinear layer(kN, kK, 32); });
+    EXPECT_EQ(free_memory(), before);
+  }
+  EXPECT_NO_THROW(const cuda::BinaryLinear layer(kN / 2, kK, 32));
+  EXPECT_EQ(free_memory(), before);
 }
 
 }  // namespace

@@ -38,12 +38,7 @@ class Block {
   void* data_ = nullptr;
 };
 
-bool fits(std::size_t bytes) {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  BINARY_GEMM_CHECK_CUDA(cudaMemGetInfo(&free, &total));
-  return bytes + (std::size_t{1} << 29) <= free;
-}
+bool fits(std::size_t bytes) { return bytes + (std::size_t{1} << 29) <= free_memory(); }
 
 class CudaLarge : public ModeTest {
  protected:

@@ -26,7 +26,6 @@
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/planes.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
-#include "binary_gemm/kernels/quantize.cuh"
 #include "binary_gemm/kernels/weight_tile.cuh"
 
 namespace binary_gemm {
@@ -77,34 +76,6 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
   /// This lane's 32 values of every token's slice: word t of block g.
   __device__ void load_x(std::uint32_t (&words)[kTokens][8]) const {
     load_chunks(words, params, 0, 1, this->k0() + lane * 32);
-  }
-
-  /// The largest magnitude of this warp's slices of one dense row, as bits.
-  template <class T>
-  __device__ std::uint32_t largest_of_slices(const T* row, unsigned warps) const {
-    std::uint32_t largest = 0;
-    for (unsigned s = this->slice; s < params.slices; s += warps) {
-#pragma unroll
-      for (unsigned i = 0; i < kSliceK / (kWarpSize * kQuantizeVector); ++i) {
-        const unsigned column =
-            s * static_cast<unsigned>(kSliceK) + (i * kWarpSize + lane) * kQuantizeVector;
-        largest =
-            max(largest, largest_magnitude(load_vector(row, column, params.k, params.vectorized)));
-      }
-    }
-    return __reduce_max_sync(0xffffffffu, largest);
-  }
-
-  /// This lane's 32 values of one dense row's slice, quantized.
-  template <class T>
-  __device__ void quantize_x(const T* row, const RowScale& scale, std::uint32_t (&words)[8]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned column = this->k0() + lane * 32 + i * kQuantizeVector;
-      const uint2 two =
-          quantize_vector(load_vector(row, column, params.k, params.vectorized), scale);
-      words[2 * i] = two.x, words[2 * i + 1] = two.y;
-    }
   }
 
   /// Makes the planes of every token's slice, and the sums of its groups.
@@ -295,26 +266,10 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
   }
 };
 
-/// Calls f with the dense row as a pointer to its type.
-template <class F>
-__device__ inline void with_dense_row(const GemmParams& params, const F& f) {
-  switch (params.x_type) {
-    case DataType::kBFloat16:
-      f(static_cast<const __nv_bfloat16*>(params.dense_x));
-      break;
-    case DataType::kFloat16:
-      f(static_cast<const __half*>(params.dense_x));
-      break;
-    default:
-      f(static_cast<const float*>(params.dense_x));
-  }
-}
-
 /// Grid: CTAs of 32 rows of W in x. Block: (32, DecodeB1::warps). Dynamic shared memory:
 /// DecodeB1::shared_bytes. With kEngine the copy engine fetches the weights (see weight_tile.cuh):
-/// all slices have a warp. With kQuantize x is one dense row, which every CTA quantizes for itself:
-/// it has to read all of it anyway, and a kernel of its own costs more than a microsecond.
-template <int kTokens, int kGroup, bool kEngine, bool kQuantize>
+/// all slices have a warp.
+template <int kTokens, int kGroup, bool kEngine>
 __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSize)
     decode_b1(const __grid_constant__ GemmParams params,
               const __grid_constant__ CUtensorMap bits_map) {
@@ -361,24 +316,11 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   const unsigned n = n0 + lane;
   const bool writes = warp < kTokens && warp < params.m && n < params.n;
   float x_scale = 0, bias = 0, residual = 0, acc = 0;
-  static_assert(!kQuantize || kTokens == 1, "one row");
-  RowScale row{};
-  if constexpr (kQuantize) {
-    std::uint32_t largest = 0;
-    with_dense_row(params, [&](const auto* x) { largest = work.largest_of_slices(x, warps); });
-    // Where the slice sums will be, of which there are none yet.
-    if (lane == 0) *reinterpret_cast<std::uint32_t*>(work.partial(0)) = largest;
-    __syncthreads();
-    const float* first = reinterpret_cast<const float*>(kept + Plan::kPartialOffset);
-    largest = lane < warps ? __float_as_uint(first[lane * (Plan::kKeptBytes / 4)]) : 0;
-    row = row_scale(__reduce_max_sync(0xffffffffu, largest));
-    x_scale = row.scale;
-    __syncthreads();
-  } else if (writes) {
+  if (writes) {
     x_scale = params.x_scales[warp];
+    if (params.bias != nullptr) bias = params.bias[n];
+    residual = load_residual(params, warp, n);
   }
-  if (writes && params.bias != nullptr) bias = params.bias[n];
-  if (writes) residual = load_residual(params, warp, n);
   for (unsigned first = 0;; first += warps) {
     work.slice = first + warp;
     const bool busy = work.slice < slices;
@@ -388,11 +330,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
         work.fetch_scales();
       }
       std::uint32_t words[kTokens][8];
-      if constexpr (kQuantize) {
-        with_dense_row(params, [&](const auto* x) { work.quantize_x(x, row, words[0]); });
-      } else {
-        work.load_x(words);
-      }
+      work.load_x(words);
       work.make_planes(words);
     }
     if (kEngine && !early) __syncthreads();  // the barriers are ready

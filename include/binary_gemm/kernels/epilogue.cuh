@@ -55,6 +55,16 @@ __device__ inline void store_element(const GemmParams& params, unsigned m, unsig
                finish(params, acc, x_scale, bias, load_residual(params, m, n)));
 }
 
+/// Two values rounded to a 2-byte output type; `low` comes first in memory.
+__device__ inline std::uint32_t round_pair(DataType type, float low, float high) {
+  if (type == DataType::kBFloat16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
 /// Finishes the sums of token m and rows n and n + 1 and writes those below N.
 __device__ inline void store_pair(const GemmParams& params, unsigned m, unsigned n, float2 acc,
                                   float x_scale) {

@@ -36,50 +36,68 @@ __host__ __device__ constexpr unsigned source_column(unsigned position) {
   return 32 * step + 8 * t + 2 * half + i / 2 + 4 * (i % 2);
 }
 
+/// Bytes +1 or -1 by bit 0, or by bit 1, of a selector in 4 .. 7 of permute_bytes. Only its second
+/// table is an immediate operand, so that selectors are kept from looking at the first.
+inline constexpr std::uint32_t kSignByBit0 = 0x01ff01ffu;
+inline constexpr std::uint32_t kSignByBit1 = 0x0101ffffu;
+
 /// The 32 weights of a word as bytes of +1 (bit 1) or -1: byte i of register j is bit 4i + j, of
 /// register 4 + j bit 16 + 4i + j.
 ///
 /// A byte permute looks up four selectors of 3 bits in a table of 8 bytes; a table that depends on
 /// one bit of its index picks that bit out of each nibble of the word. 13 instructions. The
-/// permute's sign mode does the fourth bit in two less, but gives -3 or -1, and adding back what
-/// that takes from the dot cost more: 5% less time at M = 8, 12% more at M = 16.
-inline constexpr std::uint32_t kSignByBit0 = 0x01ff01ffu;  // of selectors 0..3, and 4..7 alike
-inline constexpr std::uint32_t kSignByBit1 = 0x0101ffffu;
-inline constexpr std::uint32_t kMinusOnes = 0xffffffffu, kPlusOnes = 0x01010101u;  // by bit 2
-
+/// permute's sign mode does it in two less, but gives -3 or -1, and adding back what that takes
+/// from the dot cost more: 5% less time at M = 8, 12% more at M = 16.
 __device__ inline void expand_signs(std::uint32_t word, std::uint32_t (&signs)[8]) {
-  const std::uint32_t low3 = word & 0x77777777u;
-  const std::uint32_t bit3 = (word >> 3) & 0x11111111u;
+  const std::uint32_t low = (word & 0x33333333u) | 0x44444444u;
+  const std::uint32_t high = (word >> 2 & 0x33333333u) | 0x44444444u;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const std::uint32_t selectors = low3 >> (16 * half);
-    signs[4 * half + 0] = ptx::permute_bytes(kSignByBit0, kSignByBit0, selectors);
-    signs[4 * half + 1] = ptx::permute_bytes(kSignByBit1, kSignByBit1, selectors);
-    signs[4 * half + 2] = ptx::permute_bytes(kMinusOnes, kPlusOnes, selectors);
-    signs[4 * half + 3] = ptx::permute_bytes(kSignByBit0, kSignByBit0, bit3 >> (16 * half));
+    signs[4 * half + 0] = ptx::permute_bytes(0, kSignByBit0, low >> (16 * half));
+    signs[4 * half + 1] = ptx::permute_bytes(0, kSignByBit1, low >> (16 * half));
+    signs[4 * half + 2] = ptx::permute_bytes(0, kSignByBit0, high >> (16 * half));
+    signs[4 * half + 3] = ptx::permute_bytes(0, kSignByBit1, high >> (16 * half));
   }
 }
 
-/// Lane t's registers of a block of 128 (16 bytes at `block`): signs[2s] and signs[2s + 1] go to
-/// the halves of step s.
+/// Where, in the 16 bytes of a block of 128, lane_word starts to read.
 template <int kGroup>
-__device__ inline void expand_block(const char* block, unsigned t, std::uint32_t (&signs)[8]) {
-  const std::uint32_t* words = reinterpret_cast<const std::uint32_t*>(block);
+__device__ inline unsigned lane_word_offset(unsigned t) {
+  return kGroup >= 128 ? 4 * t : 0;
+}
+
+/// The 32 weights of a block of 128 that lane t expands, as one word. `from`: the block's 16 bytes
+/// and lane_word_offset.
+template <int kGroup>
+__device__ inline std::uint32_t lane_word(const char* from, unsigned t) {
+  const std::uint32_t* words = reinterpret_cast<const std::uint32_t*>(from);
   if constexpr (kGroup >= 128) {
-    expand_signs(words[t], signs);
+    return words[0];
   } else if constexpr (kGroup == 64) {
-    expand_signs(__byte_perm(words[t / 2], words[2 + t / 2], t % 2 == 0 ? 0x5410 : 0x7632), signs);
+    return __byte_perm(words[t / 2], words[2 + t / 2], t % 2 == 0 ? 0x5410 : 0x7632);
   } else {
-    const uint4 four = *reinterpret_cast<const uint4*>(block);
-    const std::uint32_t all[4] = {four.x, four.y, four.z, four.w};
+    const uint4 four = *reinterpret_cast<const uint4*>(from);
+    const unsigned pick = t | (4 + t) << 4;  // byte t of both
+    return __byte_perm(__byte_perm(four.x, four.y, pick), __byte_perm(four.z, four.w, pick),
+                       0x5410);
+  }
+}
+
+/// The registers of a lane_word: signs[2s] and signs[2s + 1] go to the halves of step s.
+template <int kGroup>
+__device__ inline void expand_lane_word(std::uint32_t word, std::uint32_t (&signs)[8]) {
+  if constexpr (kGroup >= 64) {
+    expand_signs(word, signs);
+  } else {
+    // Selectors look at bits 0 and 4, then 1 and 5, of a byte of the word; and at 2, 6, 3, 7.
+    const auto selectors = [](std::uint32_t byte_twice) {
+      return (byte_twice & 0x0033u) | (byte_twice >> 1 & 0x3300u) | 0x4444u;
+    };
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      // Byte t twice; the second copy moved down a bit, so that its nibbles' low bit is the next
-      // one.
-      const std::uint32_t twice = __byte_perm(all[w], 0, t * 0x11);
-      const std::uint32_t selectors = (twice & 0x0077u) | (twice >> 1 & 0x7700u);
-      signs[2 * w] = ptx::permute_bytes(kSignByBit0, kSignByBit0, selectors);
-      signs[2 * w + 1] = ptx::permute_bytes(kMinusOnes, kPlusOnes, selectors);
+    for (int step = 0; step < 4; ++step) {
+      const std::uint32_t twice = __byte_perm(word, 0, step * 0x11);
+      signs[2 * step] = ptx::permute_bytes(0, kSignByBit0, selectors(twice));
+      signs[2 * step + 1] = ptx::permute_bytes(0, kSignByBit0, selectors(twice >> 2));
     }
   }
 }

@@ -190,10 +190,10 @@ __global__ void __launch_bounds__(kFusedThreads)
   for (int i = 0; i < kFusedKept; ++i) {
     const std::int64_t column = first + i * kFusedStep;
     if (column >= rows.k) continue;
-    store_columns<kVectorized>(rows, q, column, quantize_vector(values[i], row));
+    store_columns<kVectorized>(q, column, rows.k, quantize_vector(values[i], row));
   }
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
-    store_columns<kVectorized>(rows, q, column, quantize_vector(rest(column), row));
+    store_columns<kVectorized>(q, column, rows.k, quantize_vector(rest(column), row));
   }
 }
 
@@ -310,10 +310,10 @@ __global__ void __launch_bounds__(kFusedThreads)
   for (int i = 0; i < kKept; ++i) {
     const std::int64_t column = first + i * step;
     if (column >= end) continue;
-    store_columns<kVectorized>(params, q, column, quantize_vector(values[i], row));
+    store_columns<kVectorized>(q, column, params.k, quantize_vector(values[i], row));
   }
   for (std::int64_t column = first + kKept * step; column < end; column += step) {
-    store_columns<kVectorized>(params, q, column, quantize_vector(rest(column), row));
+    store_columns<kVectorized>(q, column, params.k, quantize_vector(rest(column), row));
   }
 }
 

@@ -15,11 +15,13 @@
 ///   warp 1 turns scales into mantissas and units, slices ahead;
 ///   warps 2 and 3 write finished tiles while the next is multiplied.
 ///
-/// Fragments, of warp w of a warpgroup: lane (g, t) = (lane / 4, lane % 4) has rows 16w + g and 16w
-/// + g
-/// + 8 and, of every 8 tokens, 2t and 2t + 1.
+/// Fragments, of warp w of a warpgroup: lane (g, t) = (lane / 4, lane % 4) has
+///   of A (T32,V4) -> (M16,K32): word t of rows 16w + g and 16w + g + 8, expanded;
+///   of C (T32,V4) -> (M16,N8): tokens 2t and 2t + 1 of those rows, for every 8 tokens.
 
 #include <cuda.h>
+
+#include <type_traits>
 
 #include "binary_gemm/kernels/epilogue.cuh"
 #include "binary_gemm/kernels/expand.cuh"
@@ -33,10 +35,11 @@ namespace binary_gemm {
 namespace kernels {
 
 /// The shapes and the shared-memory plan of gemm_wgmma, for host and device.
-template <int kConsumers_, int kTokens_, int kGroup>
+template <int kConsumers_, int kTokens_, int kGroup_>
 struct GemmWgmma {
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kTokens = kTokens_;
+  static constexpr int kGroup = kGroup_;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlock = 128;  ///< of K: a stage of x
@@ -47,40 +50,41 @@ struct GemmWgmma {
 
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kConsumers == 1 ? (kTokens <= 32 ? 3 : 2) : 1;
-  /// Registers a thread of the consumers and of the last warpgroup (setmaxnreg), where a CTA is
-  /// alone.
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 224;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
+  /// Registers a thread: at launch, then of the last warpgroup and of the others (setmaxnreg).
+  static constexpr int kLaunchRegisters = 65536 / (kThreads * kResident) / 8 * 8;
+  static constexpr int kProducerRegisters = kConsumers == 1 ? 48 : 56;
+  static constexpr int kConsumerRegisters =
+      (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
 
   // Bytes of a stage.
   static constexpr int kXBytes = kTokens * kBlock;
   static constexpr int kWordBytes = kRows * static_cast<int>(kSliceK) / 8;
   static constexpr int kMantissaBytes = kRows * kScales * 2;  ///< [row][scale]
-  static constexpr int kUnitBytes = kRows * 4;
+  static constexpr int kUnitBytes = kRows * 4 + 16;           ///< and the parts with wide rows
   /// Totals of a warpgroup: while it adds up, four a thread; when done, [token][row], padded so
   /// that lanes (g, t) hit different banks.
   static constexpr int kTotalStride = 64 + 4;
   static constexpr int kTotalBytes = kTokens * kTotalStride * 4;
+  static constexpr int kStagedStride = 64 * 2;  ///< bytes of a token's rounded outputs
 
-  static constexpr int kXStagesWanted = 8;
   static constexpr int kSharedLimit = 228 * 1024 / kResident - 1024;
   static constexpr int kFixedBytes = kWordStages * kWordBytes +
                                      kScaleStages * (kMantissaBytes + kUnitBytes) +
                                      kConsumers * kTotalBytes + 512;
-  static constexpr int kXStages = (kSharedLimit - kFixedBytes) / kXBytes < kXStagesWanted
-                                      ? (kSharedLimit - kFixedBytes) / kXBytes
-                                      : kXStagesWanted;
-  static_assert(kXStages >= 2, "too little shared memory");
+  /// A slice goes round the ring a whole number of times, so that a block's stage is a constant.
+  static constexpr int kXStagesFitting = (kSharedLimit - kFixedBytes) / kXBytes;
+  static constexpr int kXStages = kXStagesFitting >= 8 ? 8 : kXStagesFitting >= 4 ? 4 : 2;
+  static_assert(kXStagesFitting >= 2 && kBlocks % kXStages == 0, "too little shared memory");
 
   // Offsets: what the swizzle wants aligned to 1024 bytes comes first.
   static constexpr int kXOffset = 0;
   static constexpr int kWordOffset = kXOffset + kXStages * kXBytes;
-  static constexpr int kTotalOffset = kWordOffset + kWordStages * kWordBytes;
-  static constexpr int kMantissaOffset = kTotalOffset + kConsumers * kTotalBytes;
+  static constexpr int kMantissaOffset = kWordOffset + kWordStages * kWordBytes;
   static constexpr int kUnitOffset = kMantissaOffset + kScaleStages * kMantissaBytes;
   static constexpr int kBarrierOffset = kUnitOffset + kScaleStages * kUnitBytes;
   static constexpr int kBarriers = 2 * (kXStages + kWordStages + kScaleStages + 1);
-  static constexpr int kSharedBytes = kBarrierOffset + kBarriers * 8;
+  static constexpr int kTotalOffset = (kBarrierOffset + kBarriers * 8 + 127) / 128 * 128;
+  static constexpr int kSharedBytes = kTotalOffset + kConsumers * kTotalBytes;
 };
 
 /// A ring of stages with a full and an empty mbarrier each.
@@ -100,23 +104,209 @@ struct Ring {
   __device__ void wait_empty() const { wait_for_barrier(empty_barrier(), parity ^ 1); }
 };
 
-/// sum += mantissa · dot in narrow rows; in wide ones `sum` is a float, `m` an fp16 scale, and the
-/// contract's fused multiply-add is done. For rows g (0) and g + 8 (1).
-template <int kValues>
+/// Row `half` of a fragment (g, or g + 8): sum += mantissa · dot if it is narrow. If it is wide,
+/// sum is a float, `m` an fp16 scale, and the contract's fused multiply-add is done.
+template <int kHalf, int kValues>
 __device__ inline void add_with_wide(std::int32_t (&sum)[kValues],
-                                     const std::int32_t (&dot)[kValues], std::uint16_t m0,
-                                     std::uint16_t m1, bool wide0, bool wide1) {
+                                     const std::int32_t (&dot)[kValues], std::int16_t m,
+                                     bool wide) {
+  if (wide) {
+    const float scale = __half2float(__short_as_half(m));
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) {
-    const std::uint16_t m = i % 4 < 2 ? m0 : m1;
-    if (i % 4 < 2 ? wide0 : wide1) {
-      sum[i] = __float_as_int(__fmaf_rn(__half2float(__ushort_as_half(m)),
-                                        static_cast<float>(dot[i]), __int_as_float(sum[i])));
-    } else {
-      sum[i] += static_cast<std::int16_t>(m) * dot[i];
+    for (int i = 0; i < kValues; ++i) {
+      if (i % 4 / 2 != kHalf) continue;
+      sum[i] = __float_as_int(__fmaf_rn(scale, static_cast<float>(dot[i]), __int_as_float(sum[i])));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (i % 4 / 2 == kHalf) sum[i] += m * dot[i];
     }
   }
 }
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+/// One warp turns the scales of the CTA's tiles into mantissas and units. They arrive by cp.async,
+/// kScaleStages - 1 slices ahead, where the mantissas will be.
+template <class Plan>
+__device__ inline void convert_scales(const GemmParams& params, char* shared,
+                                      Ring<Plan::kScaleStages> ring, unsigned tiles,
+                                      unsigned row_tiles) {
+  constexpr int kPairs = Plan::kScales / 2;
+  constexpr int kRowBytes = Plan::kScales * 2;
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(params.scales) % 16 == 0 &&
+                       params.scales_stride * 2 % (kRowBytes < 16 ? kRowBytes : 16) == 0;
+  const auto fetch = [&](unsigned tile, unsigned slice) {
+    char* target = shared + Plan::kMantissaOffset + ring.stage * Plan::kMantissaBytes;
+    const unsigned first = slice * Plan::kScales;
+    const unsigned count = min(unsigned{Plan::kScales}, params.k / Plan::kGroup - first);
+#pragma unroll 1
+    for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
+      // Rows past N repeat the last one; they are not stored.
+      const unsigned n = min(tile % row_tiles * Plan::kRows + row, params.n - 1);
+      const __half* source = params.scales + std::uint64_t{n} * params.scales_stride + first;
+      char* own = target + row * kRowBytes;
+      if (aligned && count == Plan::kScales) {
+        if constexpr (kRowBytes == 8) {
+          ptx::cp_async_8(ptx::shared_address(own), source);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kRowBytes; i += 16) {
+            ptx::cp_async_16(ptx::shared_address(own) + i, source + i / 2);
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (unsigned i = 0; i < Plan::kScales; ++i) {
+          reinterpret_cast<__half*>(own)[i] = i < count ? source[i] : __half{};
+        }
+      }
+    }
+  };
+  // The fetches run ahead of the conversions, over the tiles' ends.
+  unsigned tile = blockIdx.x, slice = 0;
+  Ring<Plan::kScaleStages> done = ring;
+  const auto fetch_next = [&] {
+    if (tile < tiles) {
+      ring.wait_empty();
+      fetch(tile, slice);
+      ring.advance();
+      if (++slice == params.slices) slice = 0, tile += gridDim.x;
+    }
+    ptx::cp_async_commit();  // of nothing at the end: the count of groups stays right
+  };
+#pragma unroll 1
+  for (int i = 0; i < Plan::kScaleStages - 1; ++i) fetch_next();
+  const unsigned own_tiles = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  const unsigned items = own_tiles * (params.slices);
+#pragma unroll 1
+  for (unsigned i = 0; i < items; ++i) {
+    ptx::cp_async_wait<Plan::kScaleStages - 2>();
+    char* mantissas = shared + Plan::kMantissaOffset + done.stage * Plan::kMantissaBytes;
+    float* units =
+        reinterpret_cast<float*>(shared + Plan::kUnitOffset + done.stage * Plan::kUnitBytes);
+    unsigned wide_parts = 0;
+#pragma unroll 1
+    for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
+      std::uint32_t* own = reinterpret_cast<std::uint32_t*>(mantissas + row * kRowBytes);
+      std::uint32_t pairs[kPairs];
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) pairs[j] = own[j];
+      const SliceUnit unit = scales_to_mantissas(pairs);
+      // A wide row keeps its scales; its unit is 0, which no narrow row's is.
+      units[row] = unit.narrow ? unit.unit : 0.0f;
+      if (!unit.narrow) {
+        wide_parts |= 1u << row / 64;
+        continue;
+      }
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) own[j] = pairs[j];
+    }
+    wide_parts = __reduce_or_sync(0xffffffffu, wide_parts);
+    if (lane == 0) {
+      reinterpret_cast<unsigned*>(units)[Plan::kRows] = wide_parts;
+      ptx::mbarrier_arrive(done.full_barrier());
+    }
+    done.advance();
+    fetch_next();
+  }
+}
+
+/// Puts a warpgroup's C fragment in shared memory as [token][row].
+template <class Plan, int kValues>
+__device__ inline void store_fragment(char* to, const float (&value)[kValues]) {
+  const unsigned lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+  float* out = reinterpret_cast<float*>(to) + warp * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    const unsigned token = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+    out[token * Plan::kTotalStride + (i % 4 < 2 ? 0 : 8)] = value[i];
+  }
+}
+
+/// Whether 64 rows of a token are written as vectors of 16 bytes. A residual is added to unrounded
+/// outputs by those who write them.
+__device__ inline bool stores_vectors(const GemmParams& params) {
+  return params.residual == nullptr && params.y_type != DataType::kFloat32 &&
+         params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
+}
+
+/// Scales, biases and rounds a warpgroup's totals, the C fragment `value`, and puts them in shared
+/// memory as [token][row] of 2 bytes, where 16-byte columns of a token are swizzled by token % 8.
+template <class Plan, int kValues>
+__device__ inline void stage_outputs(const GemmParams& params, char* staged,
+                                     const float (&value)[kValues], unsigned n0, unsigned m0) {
+  const unsigned lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+  const unsigned g = lane / 4, t = lane % 4;
+  float scales[kValues / 2];
+#pragma unroll
+  for (int i = 0; i < kValues / 2; ++i) {
+    scales[i] = params.x_scales[min(m0 + i / 2 * 8 + 2 * t + i % 2, params.m - 1)];
+  }
+  const unsigned n = n0 + warp * 16 + g;
+  const bool has_bias = params.bias != nullptr;
+  const float bias0 = has_bias ? params.bias[min(n, params.n - 1)] : 0.0f;
+  const float bias1 = has_bias ? params.bias[min(n + 8, params.n - 1)] : 0.0f;
+  const auto finish = [&](int i) {
+    const float scale = scales[i / 4 * 2 + i % 2];
+    return has_bias ? __fmaf_rn(value[i], scale, i % 4 < 2 ? bias0 : bias1)
+                    : __fmul_rn(value[i], scale);
+  };
+  // Lane i gives where column (token) i % 8 of matrix i / 8 goes: rows, rows + 8, of two blocks of
+  // 8 tokens.
+  const unsigned column = (2 * warp + lane / 8 % 2) ^ lane % 8;
+  const std::uint32_t address =
+      ptx::shared_address(staged) + (lane / 16 * 8 + lane % 8) * Plan::kStagedStride + column * 16;
+  ptx::named_barrier_sync(1 + threadIdx.x / 128, 128);  // all have read their totals
+#pragma unroll
+  for (int i = 0; i < kValues; i += 8) {
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      pairs[j] = round_pair(params.y_type, finish(i + 2 * j), finish(i + 2 * j + 1));
+    }
+    ptx::stmatrix_x4_transposed(address + i / 8 * 16 * Plan::kStagedStride, pairs);
+  }
+}
+
+/// Writes the outputs of 64 rows by kTokens tokens from shared memory; `warps` warps take turns.
+/// `packed`: they are stage_outputs'; else they are unscaled totals as [token][row].
+template <class Plan>
+__device__ inline void store_part(const GemmParams& params, const char* from, bool packed,
+                                  unsigned n0, unsigned m0, unsigned warp, unsigned warps) {
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const unsigned tokens = min(unsigned{Plan::kTokens}, params.m - m0);
+  if (!packed) {
+#pragma unroll 1
+    for (unsigned token = warp; token < tokens; token += warps) {
+      const float2 total =
+          *reinterpret_cast<const float2*>(from + (token * Plan::kTotalStride + 2 * lane) * 4);
+      store_pair(params, m0 + token, n0 + 2 * lane, total, params.x_scales[m0 + token]);
+    }
+    return;
+  }
+  // Eight lanes write a token's 64 rows, a warp four tokens.
+  const unsigned n = n0 + lane % 8 * 8;
+  if (n >= params.n) return;
+#pragma unroll 2
+  for (unsigned token = warp * 4 + lane / 8; token < tokens; token += warps * 4) {
+    const uint4 eight = *reinterpret_cast<const uint4*>(from + token * Plan::kStagedStride +
+                                                        (lane % 8 ^ token % 8) * 16);
+    auto* y = static_cast<std::uint16_t*>(params.y) + (m0 + token) * params.y_stride + n;
+    if (n + 8 <= params.n) {
+      *reinterpret_cast<uint4*>(y) = eight;
+    } else {
+      const std::uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (unsigned i = 0; i < 7; ++i) {
+        if (n + i < params.n) y[i] = static_cast<std::uint16_t>(pairs[i / 2] >> 16 * (i % 2));
+      }
+    }
+  }
+}
+
+#endif
 
 /// Grid: at most kResident CTAs a multiprocessor. Block: GemmWgmma::kThreads. Dynamic shared
 /// memory: GemmWgmma::kSharedBytes. `x_map`: params.x, in the order of expand_signs, as (byte,
@@ -166,14 +356,13 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
   ptx::launch_dependents();
 
   const unsigned row_tiles = (params.n + Plan::kRows - 1) / Plan::kRows;
-  const unsigned token_tiles = (params.m + kTokens - 1) / kTokens;
-  const unsigned tiles = row_tiles * token_tiles;
+  const unsigned tiles = row_tiles * ((params.m + kTokens - 1) / kTokens);
+  const bool packed = stores_vectors(params);
 
   if (warpgroup == kConsumers) {
-    if (Plan::kResident == 1) ptx::register_decrease<Plan::kProducerRegisters>();
+    ptx::register_decrease<Plan::kProducerRegisters>();
     if (warp == 0) {
       if (lane != 0) return;
-      ptx::wait_for_dependencies();
       for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const unsigned n0 = tile % row_tiles * Plan::kRows;
         const unsigned m0 = tile / row_tiles * kTokens;
@@ -183,77 +372,30 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
           ptx::tensor_copy_2d(base + Plan::kWordOffset + word_ring.stage * Plan::kWordBytes,
                               &bits_map, slice * 32, n0, word_ring.full_barrier());
           word_ring.advance();
-          const unsigned k0 = slice * static_cast<unsigned>(kSliceK);
-          const unsigned blocks =
-              min(unsigned{Plan::kBlocks}, (params.k - k0 + Plan::kBlock - 1) / Plan::kBlock);
-          for (unsigned block = 0; block < blocks; ++block) {
+          ptx::wait_for_dependencies();  // after the first words; it does not wait again
+          // Past K both words and x are zeros.
+          for (unsigned block = 0; block < Plan::kBlocks; ++block) {
             x_ring.wait_empty();
             ptx::mbarrier_arrive_expect_tx(x_ring.full_barrier(), Plan::kXBytes);
             ptx::tensor_copy_2d(base + Plan::kXOffset + x_ring.stage * Plan::kXBytes, &x_map,
-                                k0 + block * Plan::kBlock, m0, x_ring.full_barrier());
+                                slice * static_cast<unsigned>(kSliceK) + block * Plan::kBlock, m0,
+                                x_ring.full_barrier());
             x_ring.advance();
           }
         }
       }
     } else if (warp == 1) {
-      for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const unsigned n0 = tile % row_tiles * Plan::kRows;
-        for (unsigned slice = 0; slice < params.slices; ++slice) {
-          scale_ring.wait_empty();
-          char* mantissas =
-              shared + Plan::kMantissaOffset + scale_ring.stage * Plan::kMantissaBytes;
-          float* units = reinterpret_cast<float*>(shared + Plan::kUnitOffset +
-                                                  scale_ring.stage * Plan::kUnitBytes);
-          for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
-            // Rows past N repeat the last one; they are not stored.
-            const __half* scales =
-                params.scales + std::uint64_t{min(n0 + row, params.n - 1)} * params.scales_stride +
-                slice * Plan::kScales;
-            const unsigned count =
-                min(unsigned{Plan::kScales},
-                    (params.k - slice * static_cast<unsigned>(kSliceK)) / kGroup);
-            std::uint32_t pairs[Plan::kScales / 2];
-            std::uint32_t raw[Plan::kScales / 2];
-#pragma unroll
-            for (unsigned i = 0; i < Plan::kScales / 2; ++i) {
-              const std::uint32_t low =
-                  2 * i < count ? __half_as_ushort(scales[2 * i]) : std::uint32_t{0};
-              const std::uint32_t high =
-                  2 * i + 1 < count ? __half_as_ushort(scales[2 * i + 1]) : std::uint32_t{0};
-              raw[i] = pairs[i] = low | high << 16;
-            }
-            const SliceUnit unit = scales_to_mantissas(pairs);
-            // A wide row keeps its scales; its unit is 0, which no narrow row's is.
-            units[row] = unit.narrow ? unit.unit : 0.0f;
-#pragma unroll
-            for (unsigned i = 0; i < Plan::kScales / 2; ++i) {
-              reinterpret_cast<std::uint32_t*>(mantissas)[row * (Plan::kScales / 2) + i] =
-                  unit.narrow ? pairs[i] : raw[i];
-            }
-          }
-          __syncwarp();
-          if (lane == 0) ptx::mbarrier_arrive(scale_ring.full_barrier());
-          scale_ring.advance();
-        }
-      }
+      convert_scales<Plan>(params, shared, scale_ring, tiles, row_tiles);
     } else {
-      // Two warps write the tiles: tokens by turns, two rows a lane.
+      // Two warps write all tiles but the last.
       ptx::wait_for_dependencies();
-      for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const unsigned n0 = tile % row_tiles * Plan::kRows;
-        const unsigned m0 = tile / row_tiles * kTokens;
+      for (unsigned tile = blockIdx.x; tile + gridDim.x < tiles; tile += gridDim.x) {
         total_ring.wait_full();
-        for (unsigned token = warp - 2; token < min(unsigned{kTokens}, params.m - m0); token += 2) {
-          const unsigned m = m0 + token;
-          const float x_scale = params.x_scales[m];
 #pragma unroll 1
-          for (int part = 0; part < kConsumers; ++part) {
-            const float2 total = *reinterpret_cast<const float2*>(
-                shared + Plan::kTotalOffset + part * Plan::kTotalBytes +
-                (token * Plan::kTotalStride + 2 * lane) * 4);
-            const unsigned n = n0 + part * 64 + 2 * lane;
-            store_pair(params, m, n, total, x_scale);
-          }
+        for (int part = 0; part < kConsumers; ++part) {
+          store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
+                           tile % row_tiles * Plan::kRows + part * 64, tile / row_tiles * kTokens,
+                           warp - 2, 2);
         }
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(total_ring.empty_barrier());
@@ -263,115 +405,165 @@ __global__ void __launch_bounds__(GemmWgmma<kConsumers, kTokens, kGroup>::kThrea
     return;
   }
 
-  if (Plan::kResident == 1) ptx::register_increase<Plan::kConsumerRegisters>();
+  ptx::register_increase<Plan::kConsumerRegisters>();
   const unsigned g = lane / 4, t = lane % 4;
   const unsigned row0 = warpgroup * 64 + warp * 16 + g;  // of the tile; and row0 + 8
   char* totals = shared + Plan::kTotalOffset + warpgroup * Plan::kTotalBytes;
   constexpr int kValues = kTokens / 2;  // a thread: C fragment of 64 x kTokens
 
+  // The lane's words of the next block, for rows row0 and row0 + 8: loaded a block ahead. A block's
+  // column is swizzled by row % 8 = g.
+  const unsigned lane_offset =
+      Plan::kWordOffset + row0 * 128 + g * 16 + lane_word_offset<kGroup>(t);
+  std::uint32_t next_words[2];
+  const auto load_words = [&](unsigned block) {
+    const char* from = shared + (lane_offset + word_ring.stage * Plan::kWordBytes ^ block * 16);
+    next_words[0] = lane_word<kGroup>(from, t);
+    next_words[1] = lane_word<kGroup>(from + 8 * 128, t);
+  };
+  if (blockIdx.x < tiles) {
+    word_ring.wait_full();
+    load_words(0);
+  }
+  ptx::wait_for_dependencies();
+  unsigned x_parity = 0;
+
   for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const bool last_tile = tile + gridDim.x >= tiles;
 #pragma unroll 1
     for (unsigned slice = 0; slice < params.slices; ++slice) {
-      word_ring.wait_full();
+      const bool last = slice + 1 == params.slices;
       scale_ring.wait_full();
-      const char* words = shared + Plan::kWordOffset + word_ring.stage * Plan::kWordBytes;
-      const char* mantissas = shared + Plan::kMantissaOffset +
-                              scale_ring.stage * Plan::kMantissaBytes + row0 * Plan::kScales * 2;
+      const std::uint32_t words_empty = word_ring.empty_barrier();
+      const std::int16_t* mantissas =
+          reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
+                                                scale_ring.stage * Plan::kMantissaBytes) +
+          row0 * Plan::kScales;
       const float* units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset +
                                                           scale_ring.stage * Plan::kUnitBytes);
-      const float unit0 = units[row0], unit1 = units[row0 + 8];
-      const bool any_wide = __any_sync(0xffffffffu, unit0 == 0 || unit1 == 0);
-      const unsigned blocks = min(
-          unsigned{Plan::kBlocks},
-          (params.k - slice * static_cast<unsigned>(kSliceK) + Plan::kBlock - 1) / Plan::kBlock);
+      const float unit[2] = {units[row0], units[row0 + 8]};
+      // The same for the whole warpgroup, whose warps multiply together.
+      const bool any_wide =
+          (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> warpgroup & 1) != 0;
 
-      std::int32_t sum[kValues] = {};
+      std::int32_t sum[kValues], dot[kValues];
       constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
-      constexpr int kParts = kGroup < 128 ? 128 / kGroup : 1;      // dots of a block
-      constexpr int kSteps = 4 / kParts;                           // of a dot in a block
+      constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
+      constexpr int kSteps = 4 / kDots;                            // of a dot in a block
+      static_assert(Plan::kXStages % kDotBlocks == 0, "a round ends with a dot");
+
+      // All of the slice. `wide` has a copy of its own: a branch for each block would cost the
+      // allocation of registers dearly.
+      const auto multiply = [&](auto wide) {
+        constexpr bool kWide = decltype(wide)::value;
+        // Without a loop over rounds, the first dot sets the sum.
+        constexpr bool kOneRound = Plan::kXStages == Plan::kBlocks && !kWide;
+        if constexpr (!kOneRound) {
+#pragma unroll
+          for (int v = 0; v < kValues; ++v) sum[v] = 0;
+        }
 #pragma unroll 1
-      for (unsigned first = 0; first < blocks; first += kDotBlocks) {
-        std::int32_t dot[kValues];
+        for (unsigned first = 0; first < Plan::kBlocks; first += Plan::kXStages) {
+#pragma unroll(kWide ? 1 : Plan::kXStages)
+          for (int stage = 0; stage < Plan::kXStages; ++stage) {
+            std::uint32_t signs[2][8];
+            expand_lane_word<kGroup>(next_words[0], signs[0]);
+            expand_lane_word<kGroup>(next_words[1], signs[1]);
+            wait_for_barrier(x_ring.full + stage * 8, x_parity);
+            const std::uint64_t x =
+                ptx::descriptor_128b(base + Plan::kXOffset + stage * Plan::kXBytes);
 #pragma unroll
-        for (unsigned block = first; block < first + kDotBlocks; ++block) {
-          std::uint32_t signs[2][8];
-          const char* column = words + row0 * 128 + (block ^ g) * 16;  // swizzled by row % 8 = g
-          expand_block<kGroup>(column, t, signs[0]);
-          expand_block<kGroup>(column + 8 * 128, t, signs[1]);
-          x_ring.wait_full();
-          const std::uint64_t x =
-              ptx::descriptor_128b(base + Plan::kXOffset + x_ring.stage * Plan::kXBytes);
+            for (int part = 0; part < kDots; ++part) {
+              ptx::wgmma_fence();
 #pragma unroll
-          for (int part = 0; part < kParts; ++part) {
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i) {
-              const int step = part * kSteps + i;
-              const std::uint32_t a[4] = {signs[0][2 * step], signs[1][2 * step],
-                                          signs[0][2 * step + 1], signs[1][2 * step + 1]};
-              ptx::WgmmaS8<kTokens>::run(dot, a, x + 2 * step, i > 0 || block > first);
-            }
-            ptx::wgmma_commit();
-            ptx::wgmma_wait<0>();
-            if (part == kParts - 1) {
-              if (lane == 0) ptx::mbarrier_arrive(x_ring.empty_barrier());
-              x_ring.advance();
-            }
-            if (block + 1 < first + kDotBlocks) continue;  // the dot goes on
-            const unsigned index = first / kDotBlocks * kParts + part;
-            const std::uint16_t m0 = reinterpret_cast<const std::uint16_t*>(mantissas)[index];
-            const std::uint16_t m1 =
-                reinterpret_cast<const std::uint16_t*>(mantissas + 8 * Plan::kScales * 2)[index];
-            if (!any_wide) {
-              const std::int32_t mantissa0 = static_cast<std::int16_t>(m0);
-              const std::int32_t mantissa1 = static_cast<std::int16_t>(m1);
-#pragma unroll
-              for (int v = 0; v < kValues; ++v) {
-                sum[v] += (v % 4 < 2 ? mantissa0 : mantissa1) * dot[v];
+              for (int i = 0; i < kSteps; ++i) {
+                const int step = part * kSteps + i;
+                const std::uint32_t a[4] = {signs[0][2 * step], signs[1][2 * step],
+                                            signs[0][2 * step + 1], signs[1][2 * step + 1]};
+                ptx::WgmmaS8<kTokens>::run(dot, a, x + 2 * step, i > 0 || stage % kDotBlocks > 0);
               }
-            } else {
-              add_with_wide<kValues>(sum, dot, m0, m1, unit0 == 0, unit1 == 0);
+              ptx::wgmma_commit();
+              // While it multiplies: what comes next from shared memory.
+              const bool whole = (stage + 1) % kDotBlocks == 0;  // or the dot goes on
+              const int index = stage / kDotBlocks * kDots + part;
+              std::int16_t m[2] = {};
+              if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
+              if (part == 0) {
+                if (stage + 1 < Plan::kXStages || first + Plan::kXStages < Plan::kBlocks) {
+                  load_words(first + stage + 1);
+                } else if (!(last && last_tile)) {
+                  word_ring.advance();
+                  word_ring.wait_full();
+                  load_words(0);
+                }
+              }
+              ptx::wgmma_wait<0>(dot);
+              if (part == kDots - 1 && lane == 0) ptx::mbarrier_arrive(x_ring.empty + stage * 8);
+              if (!whole) continue;
+              if constexpr (kWide) {
+                add_with_wide<0>(sum, dot, m[0], unit[0] == 0);
+                add_with_wide<1>(sum, dot, m[1], unit[1] == 0);
+              } else {
+#pragma unroll
+                for (int v = 0; v < kValues; ++v) {
+                  sum[v] = m[v % 4 / 2] * dot[v] + (kOneRound && index == 0 ? 0 : sum[v]);
+                }
+              }
             }
           }
+          x_parity ^= 1;
+          mantissas += Plan::kXStages * kDots / kDotBlocks;
         }
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+          if (kWide && unit[v % 4 / 2] == 0) continue;  // it is a float already
+          sum[v] = __float_as_int(static_cast<float>(sum[v]));
+        }
+      };
+      if (any_wide) {
+        multiply(std::true_type{});
+      } else {
+        multiply(std::false_type{});
       }
       if (lane == 0) {
-        ptx::mbarrier_arrive(word_ring.empty_barrier());
+        ptx::mbarrier_arrive(words_empty);
         ptx::mbarrier_arrive(scale_ring.empty_barrier());
       }
-      word_ring.advance();
       scale_ring.advance();
 
-      // The slice's sum, rounded once, is an exact multiple of the unit, so that one fused
-      // multiply-add is the contract's rounded product and sum.
+      // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
+      // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
       if (slice == 0) total_ring.wait_empty();
-      const bool last = slice + 1 == params.slices;
-      float* own = reinterpret_cast<float*>(totals) + thread % 128 * 4;
-      float value[kValues];
+      const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
+      float4* own = reinterpret_cast<float4*>(totals) + thread % 128;
+      float total[kValues];
 #pragma unroll
       for (int i = 0; i < kValues; i += 4) {
-        float4 before = make_float4(0, 0, 0, 0);
-        if (slice > 0) before = *reinterpret_cast<const float4*>(own + i / 4 * 512);
-        const float befores[4] = {before.x, before.y, before.z, before.w};
+        const float4 four = slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
+        const float before[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float unit = j < 2 ? unit0 : unit1;
-          const float rounded =
-              any_wide && unit == 0 ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
-          value[i + j] = __fmaf_rn(rounded, any_wide && unit == 0 ? 1.0f : unit, befores[j]);
+          total[i + j] = __fmaf_rn(__int_as_float(sum[i + j]), factor[j / 2], before[j]);
         }
         if (!last) {
-          *reinterpret_cast<float4*>(own + i / 4 * 512) =
-              make_float4(value[i], value[i + 1], value[i + 2], value[i + 3]);
+          own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
         }
       }
-      if (last) {
+      if (!last) continue;
+
+      const unsigned n0 = tile % row_tiles * Plan::kRows + warpgroup * 64;
+      const unsigned m0 = tile / row_tiles * kTokens;
+      if (packed) {
+        stage_outputs<Plan>(params, totals, total, n0, m0);
+      } else {
         ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
-        float* out = reinterpret_cast<float*>(totals) + warp * 16 + g;
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) {
-          out[(i / 4 * 8 + 2 * t + i % 2) * Plan::kTotalStride + (i % 4 < 2 ? 0 : 8)] = value[i];
-        }
+        store_fragment<Plan>(totals, total);
+      }
+      if (last_tile) {
+        // No main loop is left to hide the stores under: the warpgroup writes its own rows.
+        ptx::named_barrier_sync(1 + warpgroup, 128);
+        store_part<Plan>(params, totals, packed, n0, m0, warp, 4);
+      } else {
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
         total_ring.advance();

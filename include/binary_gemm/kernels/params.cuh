@@ -17,9 +17,7 @@ inline constexpr int kWarpSize = 32;
 struct GemmParams {
   const std::int8_t* x;  ///< [m, k]
   std::int64_t x_stride;
-  const float* x_scales;  ///< [m]
-  const void* dense_x;    ///< a kernel that quantizes reads this [1, k] of x_type instead
-  DataType x_type;
+  const float* x_scales;        ///< [m]
   const std::uint32_t* bits;    ///< [n, k / 32]
   const __half* scales;         ///< [n, k / G]
   std::uint32_t bits_stride;    ///< words

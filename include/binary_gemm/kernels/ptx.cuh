@@ -154,6 +154,16 @@ __device__ inline void tensor_copy_3d(std::uint32_t target, const void* map, std
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
+
+/// Stores four 8x8 matrices of 16-bit elements, transposed: lane i gives the address of column i %
+/// 8 of matrix i / 8, 16 bytes; lane (g, t) = (lane / 4, lane % 4) has columns 2t and 2t + 1 of row
+/// g.
+__device__ inline void stmatrix_x4_transposed(std::uint32_t address, const std::uint32_t (&d)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+      : "memory");
+}
 #endif
 
 /// Waits until `threads` threads have arrived at barrier `id` (1 to 15; 0 is __syncthreads).

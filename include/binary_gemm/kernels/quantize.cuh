@@ -42,40 +42,26 @@ struct alignas(16) QuantizeVector {
   T values[kQuantizeVector];
 };
 
-/// Eight elements of a row from `column`; zeros past k. The row is 16-byte aligned and k a multiple
-/// of 8 if `vectorized`.
-template <class T>
-__device__ inline QuantizeVector<T> load_vector(const T* row, std::int64_t column, std::int64_t k,
-                                                bool vectorized) {
+/// Eight elements of a row from `column`; zeros from `end` on. If `kVectorized`, the row is 16-byte
+/// aligned and `end` a multiple of 8. Nothing is decided at run time, so that a load need not be
+/// waited for before the next one.
+template <bool kVectorized, class T>
+__device__ inline QuantizeVector<T> load_columns(const T* row, std::int64_t column,
+                                                 std::int64_t end) {
   QuantizeVector<T> vector;
-  if (vectorized && column < k) {
+  if constexpr (kVectorized) {
     constexpr int kWords = sizeof(vector) / sizeof(uint4);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      reinterpret_cast<uint4*>(&vector)[i] = reinterpret_cast<const uint4*>(row + column)[i];
+      uint4 words = make_uint4(0, 0, 0, 0);
+      if (column < end) words = reinterpret_cast<const uint4*>(row + column)[i];
+      reinterpret_cast<uint4*>(&vector)[i] = words;
     }
   } else {
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) {
-      vector.values[i] = column + i < k ? row[column + i] : T{};
+      vector.values[i] = column + i < end ? row[column + i] : T{};
     }
-  }
-  return vector;
-}
-
-/// Eight elements of a row from `column`; zeros from `end` on. As load_vector, but nothing is
-/// decided at run time, so that a load need not be waited for before the next one.
-template <bool kVectorized, class T>
-__device__ inline QuantizeVector<T> load_columns(const T* row, std::int64_t column,
-                                                 std::int64_t end) {
-  if constexpr (!kVectorized) return load_vector(row, column, end, false);
-  QuantizeVector<T> vector;
-  constexpr int kWords = sizeof(vector) / sizeof(uint4);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    uint4 words = make_uint4(0, 0, 0, 0);
-    if (column < end) words = reinterpret_cast<const uint4*>(row + column)[i];
-    reinterpret_cast<uint4*>(&vector)[i] = words;
   }
   return vector;
 }
@@ -154,31 +140,20 @@ __device__ inline uint2 quantize_vector(const QuantizeVector<T>& vector, const R
   return row.finite ? make_uint2(words[0], words[1]) : make_uint2(0, 0);
 }
 
-__device__ inline void store_vector(const QuantizeParams& params, std::int8_t* row,
-                                    std::int64_t column, uint2 words) {
-  if (params.order != 0) {
-    store_ordered(row + column / kOrderBlock * kOrderBlock,
-                  static_cast<unsigned>(column % kOrderBlock), params.order, words.x, words.y);
-  } else if (params.vectorized) {
+/// Writes eight int8 of a row that is not ordered, those below k. If `kVectorized`, the row is
+/// 8-byte aligned and k a multiple of 8.
+template <bool kVectorized>
+__device__ inline void store_columns(std::int8_t* row, std::int64_t column, std::int64_t k,
+                                     uint2 words) {
+  if constexpr (kVectorized) {
     *reinterpret_cast<uint2*>(row + column) = words;
   } else {
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) {
-      if (column + i < params.k) {
+      if (column + i < k) {
         row[column + i] = static_cast<std::int8_t>((i < 4 ? words.x : words.y) >> i % 4 * 8);
       }
     }
-  }
-}
-
-/// Writes eight int8 of a row that is not ordered, those below k.
-template <bool kVectorized>
-__device__ inline void store_columns(const QuantizeParams& params, std::int8_t* row,
-                                     std::int64_t column, uint2 words) {
-  if constexpr (kVectorized) {
-    *reinterpret_cast<uint2*>(row + column) = words;
-  } else {
-    store_vector(params, row, column, words);
   }
 }
 
@@ -219,9 +194,10 @@ __global__ void __launch_bounds__(kQuantizeThreads)
     if (column >= columns) return;
     const uint2 words = quantize_vector(vector, row);
     if (params.order != 0) {
-      store_vector(params, q, column, words);
+      store_ordered(q + column / kOrderBlock * kOrderBlock,
+                    static_cast<unsigned>(column % kOrderBlock), params.order, words.x, words.y);
     } else {
-      store_columns<kVectorized>(params, q, column, words);
+      store_columns<kVectorized>(q, column, params.k, words);
     }
   };
 #pragma unroll

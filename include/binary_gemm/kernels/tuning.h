@@ -9,6 +9,16 @@
 ///     fetch alone; the copy engine 2.36, 4.30, 4.33, 42.9
 ///   persistent CTAs with a ring of stages: gate 6.7 against 5.5 (back to back 4.46)
 ///   16 rows a CTA: gate 7.5
+///   quantizing the one row in every CTA, binary_linear back to back: out 3.77, gate 6.42, LM head
+///     55; a kernel of its own before it: about 3.7, 6.0, 44
+///
+/// And for wgmma, G = 128, us, other things equal where two are compared:
+///   three warpgroups of 64 rows x 128 tokens spill: out at M = 2048 158, two of them 102
+///   a warpgroup of 128 rows x 64 tokens, one half added up while the other is multiplied: 109, and
+///     4 to 15% slower than 64 x 128 in most rows (K = 17408 at M = 6144: 7% faster)
+///   warpgroups that multiply in turn (named barriers): within 2%, up to 5% slower
+///   K split over a cluster, slice sums added in order through distributed shared memory: out at
+///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
 
 #include <cstdint>
 
@@ -44,27 +54,46 @@ constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
                                        : 3;
 }
 
-/// A tile of the wgmma kernel, and what a block of 128 of K takes it when a multiprocessor has no
-/// other tile, in clocks.
+/// A tile of the wgmma kernel: 64 · consumers rows by `tokens`, and the time that a block of 128 of
+/// K takes where a multiprocessor has one, two or three such tiles at once. ns, H200, G = 128, from
+/// the difference of K = 17408 and 5120; 0: no room for so many.
 struct WgmmaTile {
   std::uint8_t consumers;
   std::uint8_t tokens;
-  int block_clocks;
+  std::uint16_t block_ns[3];
 };
 inline constexpr WgmmaTile kWgmmaTiles[] = {
-    {3, 128, 800}, {2, 128, 560}, {3, 96, 620}, {2, 64, 300}, {1, 64, 260}, {1, 32, 200},
+    {2, 176, {641, 0, 0}}, {2, 160, {590, 0, 0}},  {2, 128, {471, 0, 0}},  {2, 112, {401, 0, 0}},
+    {2, 96, {351, 0, 0}},  {1, 64, {197, 297, 0}}, {1, 48, {176, 257, 0}}, {1, 32, {170, 221, 300}},
 };
+/// What a tile takes beside its blocks, ns.
+inline constexpr std::int64_t kWgmmaTileNs = 1200;
 
-/// The tile that takes the fewest clocks, by waves over the multiprocessors.
-constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, int multiprocessors) {
+/// How long the tiles of a product take: full multiprocessors, then what is left for the last turn.
+constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int64_t n,
+                                std::int64_t k, int multiprocessors) {
+  const std::int64_t rows = 64 * tile.consumers;
+  const std::int64_t tiles = (n + rows - 1) / rows * ((m + tile.tokens - 1) / tile.tokens);
+  const std::int64_t blocks = (k + 127) / 128;
+  const int resident = tile.block_ns[2] != 0 ? 3 : tile.block_ns[1] != 0 ? 2 : 1;
+  const std::int64_t full = tiles / (multiprocessors * resident);
+  const std::int64_t left = tiles % (multiprocessors * resident);
+  std::int64_t ns = full * (blocks * tile.block_ns[resident - 1] + kWgmmaTileNs);
+  if (left > 0) {
+    const std::int64_t at_once = (left + multiprocessors - 1) / multiprocessors;
+    ns += blocks * tile.block_ns[at_once - 1] + kWgmmaTileNs;
+  }
+  return ns;
+}
+
+/// The tile that takes the least time.
+constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
+                                    int multiprocessors) {
   WgmmaTile best = kWgmmaTiles[0];
-  std::int64_t best_clocks = 0;
+  std::int64_t best_ns = 0;
   for (const WgmmaTile& tile : kWgmmaTiles) {
-    const std::int64_t rows = 64 * tile.consumers;
-    const std::int64_t tiles = (n + rows - 1) / rows * ((m + tile.tokens - 1) / tile.tokens);
-    const std::int64_t waves = (tiles + multiprocessors - 1) / multiprocessors;
-    const std::int64_t clocks = waves * tile.block_clocks;
-    if (best_clocks == 0 || clocks < best_clocks) best = tile, best_clocks = clocks;
+    const std::int64_t ns = wgmma_ns(tile, m, n, k, multiprocessors);
+    if (best_ns == 0 || ns < best_ns) best = tile, best_ns = ns;
   }
   return {Family::kWgmma, best.tokens, best.consumers};
 }
@@ -83,8 +112,9 @@ constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t gro
 /// The table's choice; `wgmma`: it can take the product. At M = 4 the decode families meet: see
 /// bench/results.
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
-                              std::int64_t group_size, bool wgmma, int multiprocessors) {
-  if (wgmma && m >= kWgmmaMinTokens) return choose_wgmma(m, n, multiprocessors);
+                              std::int64_t k, std::int64_t group_size, bool wgmma,
+                              int multiprocessors) {
+  if (wgmma && m >= kWgmmaMinTokens) return choose_wgmma(m, n, k, multiprocessors);
   const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size);
   return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
 }
