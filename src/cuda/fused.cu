@@ -14,42 +14,34 @@ namespace {
 
 constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16};
 
-template <class T>
-const void* rms_norm_kernel(bool vectorized) {
-  return vectorized ? reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<T, true>)
-                    : reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<T, false>);
-}
-
 const void* rms_norm_kernel(DataType type, bool vectorized) {
+  if (!vectorized) return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_any);
   switch (type) {
     case DataType::kFloat16:
-      return rms_norm_kernel<__half>(vectorized);
+      return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<__half>);
     case DataType::kBFloat16:
-      return rms_norm_kernel<__nv_bfloat16>(vectorized);
+      return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<__nv_bfloat16>);
     default:
-      return rms_norm_kernel<float>(vectorized);
+      return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<float>);
   }
 }
 
-// Rows that are not aligned do not get a cluster: they have to be right, not fast.
 template <class T>
-const void* swiglu_kernel(bool vectorized, bool cluster) {
+const void* swiglu_kernel(bool cluster) {
   using kernels::swiglu_quantize_rows;
-  if (cluster) {
-    return reinterpret_cast<const void*>(&swiglu_quantize_rows<T, kernels::kSwigluCluster, true>);
-  }
-  return vectorized ? reinterpret_cast<const void*>(&swiglu_quantize_rows<T, 1, true>)
-                    : reinterpret_cast<const void*>(&swiglu_quantize_rows<T, 1, false>);
+  return cluster ? reinterpret_cast<const void*>(&swiglu_quantize_rows<T, kernels::kSwigluCluster>)
+                 : reinterpret_cast<const void*>(&swiglu_quantize_rows<T, 1>);
 }
 
 const void* swiglu_kernel(DataType type, bool vectorized, bool cluster) {
+  if (!vectorized) return reinterpret_cast<const void*>(&kernels::swiglu_quantize_any);
   switch (type) {
     case DataType::kFloat16:
-      return swiglu_kernel<__half>(vectorized, cluster);
+      return swiglu_kernel<__half>(cluster);
     case DataType::kBFloat16:
-      return swiglu_kernel<__nv_bfloat16>(vectorized, cluster);
+      return swiglu_kernel<__nv_bfloat16>(cluster);
     default:
-      return swiglu_kernel<float>(vectorized, cluster);
+      return swiglu_kernel<float>(cluster);
   }
 }
 
@@ -96,10 +88,10 @@ const Device& device_of_call(const char* x_name, const ConstMatrixView& x,
 }  // namespace
 
 std::vector<const void*> fused_kernels() {
-  std::vector<const void*> all;
+  std::vector<const void*> all = {rms_norm_kernel(DataType::kFloat32, false),
+                                  swiglu_kernel(DataType::kFloat32, false, false)};
   for (const DataType type : kTypes) {
-    all.insert(all.end(), {rms_norm_kernel(type, true), rms_norm_kernel(type, false),
-                           swiglu_kernel(type, false, false), swiglu_kernel(type, true, false),
+    all.insert(all.end(), {rms_norm_kernel(type, true), swiglu_kernel(type, true, false),
                            swiglu_kernel(type, true, true)});
   }
   return all;
@@ -112,6 +104,7 @@ void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, fl
   const Device& device = device_of_call("x", x, q);
   kernels::RmsNormParams params{};
   params.rows = resolve(x, 0, q);
+  params.type = x.type;
   params.epsilon = epsilon;
   if (gain.data != nullptr && q.k > 0) {
     check_device("gain", gain.data, device);
@@ -131,16 +124,17 @@ void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView
   check::swiglu_quantize(gate_up, q);
   if (gate_up.rows == 0) return;
   const Device& device = device_of_call("gate_up", gate_up, q);
-  kernels::SwigluParams params = resolve(gate_up, q.k, q);
+  kernels::SwigluParams params{resolve(gate_up, q.k, q), gate_up.type};
+  const bool vectorized = params.rows.vectorized;
   // A cluster where a CTA of a row would have much to do and multiprocessors would stand idle.
-  const bool cluster = params.vectorized && device.source >= 90 && q.k > kernels::kFusedStep / 2 &&
+  const bool cluster = vectorized && device.source >= 90 && q.k > kernels::kFusedStep / 2 &&
                        gate_up.rows * 2 <= device.multiprocessors;
   const unsigned ctas = cluster ? kernels::kSwigluCluster : 1;
   const std::int64_t warp_columns = kernels::kWarpSize * kernels::kQuantizeVector;
   const std::int64_t warps = (q.k + ctas * warp_columns - 1) / (ctas * warp_columns);
   const DeviceGuard guard(device.index);
   void* arguments[] = {&params};
-  launch_kernel(device, swiglu_kernel(gate_up.type, params.vectorized, cluster),
+  launch_kernel(device, swiglu_kernel(gate_up.type, vectorized, cluster),
                 dim3(static_cast<unsigned>(gate_up.rows) * ctas),
                 dim3(static_cast<unsigned>(
                     std::clamp<std::int64_t>(warps, 1, kernels::kFusedWarps) * kernels::kWarpSize)),

@@ -12,18 +12,22 @@
 namespace binary_gemm {
 namespace kernels {
 
+/// Element `index` of bf16, fp16 or fp32.
+__device__ inline float load_input(const void* data, DataType type, std::int64_t index) {
+  switch (type) {
+    case DataType::kBFloat16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
+    case DataType::kFloat16:
+      return __half2float(static_cast<const __half*>(data)[index]);
+    default:
+      return static_cast<const float*>(data)[index];
+  }
+}
+
 /// Element (m, n) of the residual; 0 if there is none.
 __device__ inline float load_residual(const GemmParams& params, unsigned m, unsigned n) {
   if (params.residual == nullptr) return 0;
-  const std::int64_t index = m * params.residual_stride + n;
-  switch (params.y_type) {
-    case DataType::kBFloat16:
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(params.residual)[index]);
-    case DataType::kFloat16:
-      return __half2float(static_cast<const __half*>(params.residual)[index]);
-    default:
-      return static_cast<const float*>(params.residual)[index];
-  }
+  return load_input(params.residual, params.y_type, m * params.residual_stride + n);
 }
 
 /// `acc` by the token's scale, with the bias and the residual that have been loaded for it.

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "binary_gemm/kernels/epilogue.cuh"
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
 #include "binary_gemm/kernels/quantize.cuh"
@@ -31,28 +32,31 @@ inline constexpr int kFusedThreads = 512;
 inline constexpr int kFusedWarps = kFusedThreads / kWarpSize;
 /// Columns that so many threads take at once.
 inline constexpr int kFusedStep = kFusedThreads * kQuantizeVector;
-/// Vectors a thread keeps in registers; what is left of longer rows is read and computed again.
+/// Vectors a thread of RMSNorm keeps in registers; the rest of longer rows is read again.
 inline constexpr int kFusedKept = 2;
 /// CTAs of a cluster that share a row; 8 is what every device has.
 inline constexpr int kSwigluCluster = 8;
 
 struct RmsNormParams {
   QuantizeParams rows;  ///< order 0; the gain is aligned to 16 bytes too if vectorized
+  DataType type;        ///< of x
   const void* gain;     ///< [k] or null
   DataType gain_type;
   float epsilon;
 };
 
-/// x is gate and up, [m, 2k]; its rows and their middle are aligned if vectorized.
-using SwigluParams = QuantizeParams;
+struct SwigluParams {
+  QuantizeParams
+      rows;       ///< x is gate and up, [m, 2k], its middle aligned too if vectorized; order 0
+  DataType type;  ///< of x
+};
 
 /// Eight values of the gain from `column`; ones if there is none.
-template <bool kVectorized>
 __device__ inline QuantizeVector<float> load_gain(const RmsNormParams& params,
                                                   std::int64_t column) {
   QuantizeVector<float> gain;
   const auto load = [&](const auto* data) {
-    const auto vector = load_columns<kVectorized>(data, column, params.rows.k);
+    const auto vector = load_columns<true>(data, column, params.rows.k);
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) gain.values[i] = as_float(vector.values[i]);
   };
@@ -114,26 +118,67 @@ __device__ inline QuantizeVector<float> normalize(const QuantizeVector<T>& x,
   return values;
 }
 
-/// Grid: a CTA a row in x. Block: kFusedThreads.
-template <class T, bool kVectorized>
+/// The sum over a CTA of kFusedThreads, neighbours first. Called once.
+__device__ inline float add_block(float sum) {
+  __shared__ alignas(16) float warp_sums[kFusedWarps];  // read by all, four at once
+  sum = add_lanes(sum);
+  if (threadIdx.x % kWarpSize == 0) warp_sums[threadIdx.x / kWarpSize] = sum;
+  __syncthreads();
+  return add_neighbours<kFusedWarps>(warp_sums);
+}
+
+/// The largest of a CTA's. Called once.
+__device__ inline std::uint32_t largest_of_block(std::uint32_t largest) {
+  __shared__ std::uint32_t warp_largest[kFusedWarps];
+  const unsigned lane = threadIdx.x % kWarpSize;
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  if (lane == 0) warp_largest[threadIdx.x / kWarpSize] = largest;
+  __syncthreads();
+  return __reduce_max_sync(0xffffffffu, lane < blockDim.x / kWarpSize ? warp_largest[lane] : 0);
+}
+
+/// What a row is multiplied with, from its sum of squares. If that is not finite: NaN, which makes
+/// all values NaN and the row's scale too. Without columns there is nothing to be NaN.
+__device__ inline float inverse_of_root(const RmsNormParams& params, float sum, float inverse_k) {
+  if ((__float_as_uint(sum) & 0x7fffffffu) >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
+  if (params.rows.k == 0) return 0;
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fmaf_rn(sum, inverse_k, params.epsilon)));
+}
+
+/// Quantizes a row whose values a function gives, one column at a time.
+template <class ValueAt>
+__device__ inline void quantize_values(const QuantizeParams& rows, std::int64_t m, std::int8_t* q,
+                                       const ValueAt& value_at) {
+  std::uint32_t largest = 0;
+#pragma unroll 1
+  for (std::int64_t column = threadIdx.x; column < rows.k; column += blockDim.x) {
+    largest = max(largest, __float_as_uint(value_at(column)) & 0x7fffffffu);
+  }
+  const RowScale row = row_scale(largest_of_block(largest));
+  if (threadIdx.x == 0) rows.scales[m] = row.scale;
+#pragma unroll 1
+  for (std::int64_t column = threadIdx.x; column < rows.k; column += blockDim.x) {
+    const std::uint32_t value = quantize_value(value_at(column), row);
+    q[column] = static_cast<std::int8_t>(row.finite ? value : 0);
+  }
+}
+
+/// Rows that are vectorized. Grid: a CTA a row in x. Block: kFusedThreads.
+template <class T>
 __global__ void __launch_bounds__(kFusedThreads)
     rms_norm_quantize_rows(const __grid_constant__ RmsNormParams params) {
   static_assert(kFusedStep == 4096, "the contract's sums: a thread has the same eight each time");
-  __shared__ alignas(16) float warp_sums[kFusedWarps];  // read by all, four at once
-  __shared__ std::uint32_t warp_largest[kFusedWarps];
   ptx::launch_dependents();
   const QuantizeParams& rows = params.rows;
   const T* x = static_cast<const T*>(rows.x) + blockIdx.x * rows.x_stride;
   std::int8_t* q = rows.q + blockIdx.x * rows.q_stride;
   const std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * kQuantizeVector;
   constexpr std::int64_t kRest = kFusedKept * kFusedStep;
-  const unsigned lane = threadIdx.x % kWarpSize;
-  const unsigned warp = threadIdx.x / kWarpSize;
 
   QuantizeVector<float> gain[kFusedKept];
 #pragma unroll
   for (int i = 0; i < kFusedKept; ++i) {
-    gain[i] = load_gain<kVectorized>(params, first + i * kFusedStep);
+    gain[i] = load_gain(params, first + i * kFusedStep);
   }
   const float inverse_k = __fdiv_rn(1.0f, __ll2float_rn(rows.k));
   ptx::wait_for_dependencies();
@@ -141,7 +186,7 @@ __global__ void __launch_bounds__(kFusedThreads)
   QuantizeVector<T> kept[kFusedKept];
 #pragma unroll
   for (int i = 0; i < kFusedKept; ++i) {
-    kept[i] = load_columns<kVectorized>(x, first + i * kFusedStep, rows.k);
+    kept[i] = load_columns<true>(x, first + i * kFusedStep, rows.k);
   }
   float sums[kQuantizeVector] = {};
 #pragma unroll
@@ -150,23 +195,12 @@ __global__ void __launch_bounds__(kFusedThreads)
     if (first + i * kFusedStep < rows.k) add_squares(sums, kept[i]);
   }
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
-    add_squares(sums, load_columns<kVectorized>(x, column, rows.k));
+    add_squares(sums, load_columns<true>(x, column, rows.k));
   }
-  float sum = add_lanes(add_neighbours<kQuantizeVector>(sums));
-  if (lane == 0) warp_sums[warp] = sum;
-  __syncthreads();
-  sum = add_neighbours<kFusedWarps>(warp_sums);
-
-  // Not finite: NaN, which makes all values NaN and the row's scale too. Without columns there is
-  // nothing to be NaN.
-  float inverse = __uint_as_float(0x7fc00000u);
-  if ((__float_as_uint(sum) & 0x7fffffffu) < 0x7f800000u) {
-    const float mean = __fmaf_rn(sum, inverse_k, params.epsilon);
-    inverse = rows.k > 0 ? __fdiv_rn(1.0f, __fsqrt_rn(mean)) : 0;
-  }
+  const float inverse =
+      inverse_of_root(params, add_block(add_neighbours<kQuantizeVector>(sums)), inverse_k);
   const auto rest = [&](std::int64_t column) {
-    return normalize(load_columns<kVectorized>(x, column, rows.k),
-                     load_gain<kVectorized>(params, column), inverse);
+    return normalize(load_columns<true>(x, column, rows.k), load_gain(params, column), inverse);
   };
   QuantizeVector<float> values[kFusedKept] = {};
   std::uint32_t largest = 0;
@@ -179,10 +213,7 @@ __global__ void __launch_bounds__(kFusedThreads)
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
     largest = max(largest, largest_magnitude(rest(column)));
   }
-  largest = __reduce_max_sync(0xffffffffu, largest);
-  if (lane == 0) warp_largest[warp] = largest;
-  __syncthreads();
-  largest = __reduce_max_sync(0xffffffffu, warp_largest[lane % kFusedWarps]);
+  largest = largest_of_block(largest);
 
   const RowScale row = row_scale(largest);
   if (threadIdx.x == 0) rows.scales[blockIdx.x] = row.scale;
@@ -190,11 +221,45 @@ __global__ void __launch_bounds__(kFusedThreads)
   for (int i = 0; i < kFusedKept; ++i) {
     const std::int64_t column = first + i * kFusedStep;
     if (column >= rows.k) continue;
-    store_columns<kVectorized>(q, column, rows.k, quantize_vector(values[i], row));
+    store_columns<true>(q, column, rows.k, quantize_vector(values[i], row));
   }
   for (std::int64_t column = first + kRest; column < rows.k; column += kFusedStep) {
-    store_columns<kVectorized>(q, column, rows.k, quantize_vector(rest(column), row));
+    store_columns<true>(q, column, rows.k, quantize_vector(rest(column), row));
   }
+}
+
+/// Rows of any type, alignment and length, one column at a time: right rather than fast. Grid and
+/// block as above.
+static __global__ void __launch_bounds__(kFusedThreads)
+    rms_norm_quantize_any(const __grid_constant__ RmsNormParams params) {
+  __shared__ float sums[kFusedStep];
+  ptx::launch_dependents();
+  ptx::wait_for_dependencies();
+  const QuantizeParams& rows = params.rows;
+  const unsigned thread = threadIdx.x;
+  const std::int64_t row_begin = blockIdx.x * rows.x_stride;
+  std::int8_t* q = rows.q + blockIdx.x * rows.q_stride;
+  float own[kQuantizeVector] = {};  // sums thread, thread + kFusedThreads, ...
+  for (std::int64_t first = 0; first < rows.k; first += kFusedStep) {
+#pragma unroll
+    for (int i = 0; i < kQuantizeVector; ++i) {
+      const std::int64_t column = first + i * kFusedThreads + thread;
+      if (column >= rows.k) continue;
+      const float value = load_input(rows.x, params.type, row_begin + column);
+      own[i] = __fmaf_rn(value, value, own[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kQuantizeVector; ++i) sums[i * kFusedThreads + thread] = own[i];
+  __syncthreads();
+  const float sum = add_block(add_neighbours<kQuantizeVector>(sums + thread * kQuantizeVector));
+  const float inverse = inverse_of_root(params, sum, __fdiv_rn(1.0f, __ll2float_rn(rows.k)));
+  const auto value_at = [&](std::int64_t column) {
+    const float value = __fmul_rn(load_input(rows.x, params.type, row_begin + column), inverse);
+    if (params.gain == nullptr) return value;
+    return __fmul_rn(value, load_input(params.gain, params.gain_type, column));
+  };
+  quantize_values(rows, blockIdx.x, q, value_at);
 }
 
 /// reference::exponential.
@@ -231,13 +296,13 @@ __device__ inline QuantizeVector<float> swiglu(const QuantizeVector<T>& gate,
   return values;
 }
 
-/// Grid: kCluster CTAs a row in x, a cluster if there are several. Block: kFusedThreads or fewer
-/// warps.
-template <class T, int kCluster, bool kVectorized>
+/// Rows that are vectorized. Grid: kCluster CTAs a row in x, a cluster if there are several. Block:
+/// kFusedThreads or fewer warps.
+template <class T, int kCluster>
 __global__ void __launch_bounds__(kFusedThreads)
-    swiglu_quantize_rows(const __grid_constant__ SwigluParams params) {
+    swiglu_quantize_rows(const __grid_constant__ SwigluParams swiglu_params) {
+  const QuantizeParams& params = swiglu_params.rows;
   __shared__ std::uint32_t warp_largest[kCluster * kFusedWarps];  // of all CTAs of the row
-  constexpr int kKept = kCluster > 1 ? 1 : kFusedKept;            // 32768 columns of a cluster
   ptx::launch_dependents();
   const unsigned part = blockIdx.x % kCluster;  // of the row
   const std::int64_t m = blockIdx.x / kCluster;
@@ -259,29 +324,17 @@ __global__ void __launch_bounds__(kFusedThreads)
 #endif
   ptx::wait_for_dependencies();
 
-  // Columns from `end` on are another CTA's, or none: they are taken as zeros, whose value is 0.
-  QuantizeVector<T> gates[kKept], ups[kKept];
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    gates[i] = load_columns<kVectorized>(gate, first + i * step, end);
-    ups[i] = load_columns<kVectorized>(up, first + i * step, end);
-  }
-  const auto rest = [&](std::int64_t column) {
-    return swiglu(load_columns<kVectorized>(gate, column, end),
-                  load_columns<kVectorized>(up, column, end));
+  // The first values stay; those of longer rows are read and computed again.
+  const auto values_at = [&](std::int64_t column) {
+    return swiglu(load_columns<true>(gate, column, end), load_columns<true>(up, column, end));
   };
-  QuantizeVector<float> values[kKept];
+  QuantizeVector<float> kept{};
   std::uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    values[i] = QuantizeVector<float>{};
-    if (first + i * step < end) {
-      values[i] = swiglu(gates[i], ups[i]);
-      largest = max(largest, largest_magnitude(values[i]));
-    }
-  }
-  for (std::int64_t column = first + kKept * step; column < end; column += step) {
-    largest = max(largest, largest_magnitude(rest(column)));
+#pragma unroll 1
+  for (std::int64_t column = first; column < end; column += step) {
+    const QuantizeVector<float> values = values_at(column);
+    if (column == first) kept = values;
+    largest = max(largest, largest_magnitude(values));
   }
   largest = __reduce_max_sync(0xffffffffu, largest);
   if constexpr (kCluster > 1) {
@@ -306,15 +359,25 @@ __global__ void __launch_bounds__(kFusedThreads)
 
   const RowScale row = row_scale(largest);
   if (part == 0 && threadIdx.x == 0) params.scales[m] = row.scale;
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const std::int64_t column = first + i * step;
-    if (column >= end) continue;
-    store_columns<kVectorized>(q, column, params.k, quantize_vector(values[i], row));
+#pragma unroll 1
+  for (std::int64_t column = first; column < end; column += step) {
+    if (column != first) kept = values_at(column);
+    store_columns<true>(q, column, params.k, quantize_vector(kept, row));
   }
-  for (std::int64_t column = first + kKept * step; column < end; column += step) {
-    store_columns<kVectorized>(q, column, params.k, quantize_vector(rest(column), row));
-  }
+}
+
+/// Rows of any type, alignment and length, one column at a time: right rather than fast. Grid: a
+/// CTA a row in x. Block: kFusedThreads or fewer warps.
+static __global__ void __launch_bounds__(kFusedThreads)
+    swiglu_quantize_any(const __grid_constant__ SwigluParams params) {
+  ptx::launch_dependents();
+  ptx::wait_for_dependencies();
+  const QuantizeParams& rows = params.rows;
+  const std::int64_t gate = blockIdx.x * rows.x_stride;
+  quantize_values(rows, blockIdx.x, rows.q + blockIdx.x * rows.q_stride, [&](std::int64_t column) {
+    return __fmul_rn(silu(load_input(rows.x, params.type, gate + column)),
+                     load_input(rows.x, params.type, gate + rows.k + column));
+  });
 }
 
 }  // namespace kernels

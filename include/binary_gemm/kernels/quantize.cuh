@@ -119,19 +119,23 @@ __device__ inline RowScale row_scale(std::uint32_t largest) {
   return row;
 }
 
+/// A value that is finite, as an int8 in the low byte.
+__device__ inline std::uint32_t quantize_value(float value, const RowScale& row) {
+  // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low mantissa.
+  constexpr float kRound = 12582912.0f;
+  return __float_as_uint(__fadd_rn(__fmul_rn(__fmul_rn(value, row.lift), row.inverse), kRound));
+}
+
 /// Eight int8, four a word.
 template <class T>
 __device__ inline uint2 quantize_vector(const QuantizeVector<T>& vector, const RowScale& row) {
-  // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low mantissa.
-  constexpr float kRound = 12582912.0f;
   std::uint32_t words[2];
 #pragma unroll
   for (int w = 0; w < 2; ++w) {
     std::uint32_t bytes[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float value = __fmul_rn(as_float(vector.values[4 * w + i]), row.lift);
-      bytes[i] = __float_as_uint(__fadd_rn(__fmul_rn(value, row.inverse), kRound));
+      bytes[i] = quantize_value(as_float(vector.values[4 * w + i]), row);
     }
     const std::uint32_t low = __byte_perm(bytes[0], bytes[1], 0x0040);
     const std::uint32_t high = __byte_perm(bytes[2], bytes[3], 0x0040);
