@@ -32,8 +32,15 @@ struct Layer {
 };
 
 inline constexpr Layer kLayers[] = {
-    {"qkv", 8192, 5120, 1 << 20},   {"out", 5120, 5120, 1 << 20},  {"gate", 17408, 5120, 1 << 20},
-    {"down", 5120, 17408, 1 << 20}, {"down_5120", 5120, 5120, 16}, {"lm_head", 248320, 5120, 512},
+    {"qkv", 8192, 5120, 1 << 20},
+    {"out", 5120, 5120, 1 << 20},
+    {"gate", 17408, 5120, 1 << 20},
+    {"down", 5120, 17408, 1 << 20},
+    {"down_5120", 5120, 5120, 16},
+    {"lm_head", 248320, 5120, 512},
+    // 64 layers of qkv, out, gate and up, down, and the LM head (chain.cuh): as many weights as
+    // this.
+    {"chain64", 64 * 65536 + 248320, 5120, 16},
 };
 
 struct Problem {
@@ -41,6 +48,7 @@ struct Problem {
   std::int64_t g;
   std::int64_t m;
 
+  bool chain() const { return layer.name == std::string("chain64"); }
   std::int64_t n() const { return layer.n; }
   std::int64_t k() const { return layer.k; }
   std::int64_t weights() const { return layer.n * layer.k; }
@@ -52,15 +60,28 @@ struct Problem {
 };
 
 /// The names of implementations, in the order of the CSV. `binary_gemm` and `binary_linear` may
-/// carry a forced kernel, as in `binary_gemm_pdl:decode_s8`.
-inline constexpr const char* kImpls[] = {"binary_gemm",       "binary_gemm_pdl", "binary_linear",
-                                         "binary_linear_pdl", "cublas_bf16",     "cublaslt_int8",
-                                         "dp4a_table",        "read_floor"};
+/// carry a forced kernel, as in `binary_gemm_pdl:decode_s8`. `engine` and `read_rate` are of the
+/// chain alone.
+inline constexpr const char* kImpls[] = {"engine",
+                                         "engine_pdl",
+                                         "engine_pdl:split_norm",
+                                         "engine_pdl:split_swiglu",
+                                         "engine_pdl:split_residual",
+                                         "binary_gemm",
+                                         "binary_gemm_pdl",
+                                         "binary_linear",
+                                         "binary_linear_pdl",
+                                         "cublas_bf16",
+                                         "cublaslt_int8",
+                                         "dp4a_table",
+                                         "read_floor",
+                                         "read_rate"};
 
 struct Impl {
   std::string name;
   std::string base;  // `name` without kernel and `_pdl`
   bool programmatic = false;
+  std::string split;  // the fused step that `engine` does without: norm, swiglu or residual
   binary_gemm::cuda::Kernel kernel = binary_gemm::cuda::Kernel::kAuto;
 
   /// Throws std::invalid_argument for a name that is none.
@@ -78,7 +99,15 @@ struct Impl {
       impl.base.resize(pdl);
     }
     if (colon == std::string::npos) return impl;
-    if (!impl.ours()) throw std::invalid_argument(impl.base + " has no kernels to choose from");
+    const std::string split_from = ":split_";
+    if (impl.base == "engine" && name.compare(colon, split_from.size(), split_from) == 0) {
+      impl.split = name.substr(colon + split_from.size());
+      if (impl.split == "norm" || impl.split == "swiglu" || impl.split == "residual") return impl;
+      throw std::invalid_argument("no fused step is called " + impl.split);
+    }
+    if (!impl.ours() || impl.base == "engine") {
+      throw std::invalid_argument(impl.base + " has no kernels to choose from");
+    }
     for (const auto kernel : binary_gemm::cuda::supported_kernels()) {
       if (name.substr(colon + 1) == binary_gemm::cuda::name(kernel)) impl.kernel = kernel;
     }
@@ -88,11 +117,17 @@ struct Impl {
     return impl;
   }
 
-  bool ours() const { return base == "binary_gemm" || base == "binary_linear"; }
+  bool ours() const { return base == "binary_gemm" || base == "binary_linear" || base == "engine"; }
 
   /// Whether a row of the results has this implementation at this size.
   bool takes(const Problem& p) const {
     if (p.m > p.layer.max_m) return false;
+    if (p.chain()) {
+      const bool sampled = p.m == 1 || p.m == 2 || p.m == 4 || p.m == 8 || p.m == 16;
+      if (base == "read_floor" || base == "read_rate" || !split.empty()) return p.m == 1;
+      return sampled && (base == "engine" || name == "binary_gemm_pdl" || base == "cublas_bf16");
+    }
+    if (base == "engine" || base == "read_rate") return false;
     // The floor is of the weights alone, whatever the batch.
     if (base == "read_floor") return p.m == 1;
     // Far behind from a few tokens on, so that a large batch would only cost time.

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "cases.cuh"
+#include "chain.cuh"
 #include "results.h"
 #include "support.cuh"
 #include "verify.cuh"
@@ -42,12 +43,15 @@ using namespace bench;
 
 constexpr const char* kHelp = R"(usage: binary_gemm_bench [FLAGS]
 
-  --layers=LIST     of qkv, out, gate, down, down_5120, lm_head (default: all)
+  --layers=LIST     of qkv, out, gate, down, down_5120, lm_head, chain64 (default: all)
   --m=LIST          tokens: numbers, ranges as 1-64, or the names decode (1 to 16, as in the README)
                     and full (all that the results hold; the default)
   --impls=LIST      of binary_gemm, binary_gemm_pdl, binary_linear, binary_linear_pdl, cublas_bf16,
                     cublaslt_int8, dp4a_table, read_floor (default: all). binary_gemm:decode_s8, and
-                    the like, force a kernel.
+                    the like, force a kernel. Of chain64, a token of 64 layers and the LM head, there
+                    are engine, engine_pdl (the whole step), binary_gemm_pdl, cublas_bf16 (its
+                    products), read_floor (a kernel a product), read_rate (one kernel); and
+                    engine_pdl:split_norm, :split_swiglu, :split_residual, without a fused step.
   --groups=LIST     of 32, 64, 128, 256 (default: 128)
   --sustain_ms=N    run each implementation that long before it is timed, so that clocks settle at
                     what the power limit allows (default: 0)
@@ -225,7 +229,7 @@ void print_table(const Reporter& results, const Layer& layer, std::int64_t g,
   };
   std::vector<Impl> columns;  // with a row at least
   for (const Impl& impl : options.impls) {
-    if (impl.base == "read_floor") continue;
+    if (impl.base == "read_floor" || impl.base == "read_rate") continue;
     const bool any = std::any_of(options.m.begin(), options.m.end(),
                                  [&](std::int64_t m) { return time(m, impl) > 0; });
     if (any) columns.push_back(impl);
@@ -351,6 +355,79 @@ void measure(benchmark::State& state, const Impl& impl, const Problem& p, Operan
   state.counters["bytes"] = static_cast<double>(weight_bytes);
 }
 
+// The chain, made when it is first measured: its weights take three gigabytes, and dense 46.
+class LazyChain {
+ public:
+  explicit LazyChain(std::int64_t max_m) : max_m_(max_m) {}
+  Chain& get(std::int64_t g) {
+    if (chain_ != nullptr && chain_->g() != g) chain_.reset();
+    if (chain_ == nullptr) chain_ = std::make_unique<Chain>(g, max_m_);
+    return *chain_;
+  }
+
+ private:
+  std::int64_t max_m_;
+  std::unique_ptr<Chain> chain_;
+};
+
+void measure_chain(benchmark::State& state, const Impl& impl, const Problem& p, LazyChain& lazy,
+                   Timer& timer, double sustain_ms) {
+  Timing best;
+  std::string label;
+  std::int64_t weight_bytes = 0;
+  try {
+    Chain& chain = lazy.get(p.g);
+    const std::vector<Case> cases = chain.make_cases(impl, p.m);
+    const std::string wrong = chain.verify(impl, p.m, timer.stream());
+    if (!wrong.empty()) throw std::runtime_error(wrong);
+    label = chain.label(impl);
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const Timing timing = timer.time(cases[i].launch, p.packed_bytes(), sustain_ms);
+      if (i == 0 || timing.us < best.us) {
+        best = timing;
+        if (cases.size() > 1) label = kReadFloors[i].name;
+      }
+      weight_bytes = cases[i].weight_bytes;
+    }
+  } catch (const std::exception& error) {
+    state.SkipWithError(error.what());
+    return;
+  }
+  for (auto _ : state) state.SetIterationTime(1e-6 * best.us);
+  state.SetLabel(label);
+  state.counters["tops"] = tops(p, best.us);
+  state.counters["gbps"] = 1e-3 * static_cast<double>(weight_bytes) / best.us;
+  state.counters["spread%"] = 100 * (best.max_us - best.min_us) / best.us;
+  state.counters["MHz"] = best.mhz;
+  state.counters["bytes"] = static_cast<double>(weight_bytes);
+}
+
+// Tokens a second, and what is asked of the chain: its time against cuBLAS's and against that of
+// its bytes at the best read rate of the run.
+void print_chain(const Reporter& results, std::int64_t g, const Options& options) {
+  const Layer& layer = kLayers[std::size(kLayers) - 1];
+  const double floor = results.us(key(Problem{layer, g, 1}, Impl::parse("read_floor")));
+  const double rate = results.us(key(Problem{layer, g, 1}, Impl::parse("read_rate")));
+  for (const std::int64_t m : options.m) {
+    const Problem p{layer, g, m};
+    const double peer = results.us(key(p, Impl::parse("cublas_bf16")));
+    for (const Impl& impl : options.impls) {
+      const double us = results.us(key(p, impl));
+      if (us <= 0 || !impl.ours()) continue;
+      std::printf(
+          "chain64, G = %lld, M = %lld, %s: %.1f us a token, %.0f tokens a second, %.2f us a layer",
+          static_cast<long long>(g), static_cast<long long>(m), impl.name.c_str(), us,
+          1e6 / us * static_cast<double>(m), us / static_cast<double>(kChainSizes.layers));
+      if (peer > 0)
+        std::printf("; %.2fx cuBLAS bf16 (%.2f us a layer)", peer / us,
+                    peer / static_cast<double>(kChainSizes.layers));
+      if (rate > 0) std::printf("; %.1f%% of the read rate", 100 * rate / us);
+      if (floor > 0) std::printf("; %.2f of a kernel a product that only reads", us / floor);
+      std::printf("\n");
+    }
+  }
+}
+
 int run(int argc, char** argv) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
@@ -374,7 +451,7 @@ int run(int argc, char** argv) {
         for (const Impl& impl : options.impls) {
           if (impl.takes(p)) measurements.emplace_back(p, impl);
         }
-        if (m <= layer.max_m) problems.push_back(p);
+        if (m <= layer.max_m && !p.chain()) problems.push_back(p);
       }
     }
   }
@@ -382,12 +459,18 @@ int run(int argc, char** argv) {
 
   Operands operands(problems);
   Timer timer;
+  LazyChain chain(kLayers[std::size(kLayers) - 1].max_m);
   for (const auto& measurement : measurements) {
     const Problem& p = measurement.first;
     const Impl& impl = measurement.second;
     benchmark::RegisterBenchmark(key(p, impl).c_str(),
                                  [&, p, impl](benchmark::State& state) {
-                                   measure(state, impl, p, operands, timer, options.sustain_ms);
+                                   if (p.chain()) {
+                                     measure_chain(state, impl, p, chain, timer,
+                                                   options.sustain_ms);
+                                   } else {
+                                     measure(state, impl, p, operands, timer, options.sustain_ms);
+                                   }
                                  })
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond)
@@ -403,6 +486,8 @@ int run(int argc, char** argv) {
   for (const std::int64_t g : options.groups) {
     for (const Layer& layer : options.layers) print_table(reporter, layer, g, options);
   }
+  std::printf("\n");
+  for (const std::int64_t g : options.groups) print_chain(reporter, g, options);
   std::printf("\n");
   for (const Impl& impl : options.impls) {
     if (impl.ours()) print_worst(reporter, impl, options);

@@ -181,6 +181,40 @@ def batches(results):
     return table(["M", *(LAYERS[layer] for layer in layers)], rows)
 
 
+CHAIN = [  # impl, what it is
+    ("engine_pdl", "the whole step, back to back"),
+    ("engine_pdl:split_norm", "the same with RMSNorm apart"),
+    ("engine_pdl:split_swiglu", "the same with SwiGLU apart"),
+    ("engine_pdl:split_residual", "the same with the residual apart"),
+    ("engine", "the whole step, plain"),
+    ("binary_gemm_pdl", "its products alone, back to back"),
+    ("cublas_bf16", "the products by cuBLAS bf16"),
+    ("read_floor", "a kernel a product that only reads"),
+    ("read_rate", "one kernel that reads all"),
+]
+CHAIN_LAYERS = 64
+
+
+def chain(results):
+    """A token of 64 layers and the LM head."""
+    header = ["M", "64 layers and the LM head", "µs a token", "tokens/s", "µs a layer",
+              "vs. cuBLAS bf16", "of the read rate"]
+    rate = results.us("chain64", 1, "read_rate")
+    rows = []
+    for m in sorted(results.values("m")):
+        peer = results.us("chain64", m, "cublas_bf16")
+        for impl, name in CHAIN:
+            us = results.us("chain64", m, impl)
+            if us is None:
+                continue
+            ours = impl.startswith(("engine", "binary_gemm"))
+            reads = impl.startswith("read_")
+            rows.append([str(m), name, f"{us:,.0f}", "" if reads else f"{1e6 * m / us:,.0f}",
+                         number(us / CHAIN_LAYERS), ratio(peer, us) if ours else "",
+                         f"{100 * rate / us:.0f}%" if rate and (ours or reads) else ""])
+    return table(header, rows) if rows else []
+
+
 def worst(results, impl):
     """The least of cuBLAS's time by ours over all rows, as a sentence."""
     found = []
@@ -403,6 +437,14 @@ def gpu_section(results, pictures):
     for lines in (single_token(results), linear(results)):
         if lines:
             blocks.append("\n".join(lines))
+    lines = chain(results)
+    if lines:
+        blocks.append(prose(
+            "A decode step of a whole model, [the engine example](examples/engine) as one graph: "
+            "RMSNorm, QKV, attention out, gate and up, SwiGLU, down and the residuals of 64 layers, "
+            "then the LM head, all weights distinct. *µs a layer* is a token's time by 64, with the "
+            "head in it; cuBLAS has the products alone."))
+        blocks.append("\n".join(lines))
     lines = batches(results)
     if lines:
         blocks.append("`binary_gemm` at larger batches, plain: µs (against cuBLAS bf16).")

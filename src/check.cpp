@@ -1,5 +1,6 @@
 #include "check.h"
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
@@ -103,6 +104,20 @@ void disjoint(const Region& written, const Region& read) {
   }
 }
 
+const char* name_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return "float32";
+    case DataType::kFloat16:
+      return "float16";
+    case DataType::kBFloat16:
+      return "bfloat16";
+    case DataType::kInt8:
+      return "int8";
+  }
+  return "an unknown DataType";
+}
+
 void float_type(const char* name, DataType type) {
   switch (type) {
     case DataType::kFloat32:
@@ -112,8 +127,7 @@ void float_type(const char* name, DataType type) {
     case DataType::kInt8:
       break;
   }
-  fail(name, ": type must be float32, float16 or bfloat16, not ",
-       type == DataType::kInt8 ? "int8" : "an unknown DataType");
+  fail(name, ": type must be float32, float16 or bfloat16, not ", name_of(type));
 }
 
 void known_type(const char* name, DataType type) {
@@ -165,6 +179,25 @@ void same_shape(const char* a_name, std::int64_t a_rows, std::int64_t a_cols, co
   if (a_rows != b_rows || a_cols != b_cols) {
     fail(a_name, " is ", shape(a_rows, a_cols), ", but ", b_name, " is ", shape(b_rows, b_cols));
   }
+}
+
+Region residual_region(const ConstMatrixView& residual) {
+  if (residual.data == nullptr) return {"residual", 0, 0, 0, 0};
+  return matrix("residual", residual);
+}
+
+// The residual of a product whose y is at `target`.
+void check_residual(const ConstMatrixView& residual, const MatrixView& y, const Region& target) {
+  if (residual.data == nullptr) return;
+  if (residual.type != y.type) {
+    fail("residual: type ", name_of(residual.type), " must be that of y, ", name_of(y.type));
+  }
+  same_shape("residual", residual.rows, residual.cols, "y", y.rows, y.cols);
+  const Region source = residual_region(residual);
+  // In place every element is read, then written, by one thread; a shift would mix them.
+  const bool same_rows = y.rows <= 1 || source.stride_bytes == target.stride_bytes;
+  if (source.begin == target.begin && same_rows) return;
+  disjoint(target, source);
 }
 
 }  // namespace
@@ -231,7 +264,33 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
   disjoint(target.values, target.scales);
 }
 
-void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
+                       const MutableActivationView& q) {
+  quantize_activation(x, q);
+  if (!(epsilon >= 0) || !std::isfinite(epsilon)) {
+    fail("epsilon = ", epsilon, " must be finite and not negative");
+  }
+  if (gain.data == nullptr) return;
+  float_type("gain", gain.type);
+  same_shape("gain", gain.rows, gain.cols, "a row of x", 1, x.cols);
+  const Region source = matrix("gain", gain);
+  const ActivationRegions target = activation(q);
+  disjoint(target.values, source);
+  disjoint(target.scales, source);
+}
+
+void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView& q) {
+  float_type("gate_up", gate_up.type);
+  const ActivationRegions target = activation(q);
+  if (q.k > kMaxElements / 2) fail("the quantized activation: K = ", q.k, " is too large");
+  same_shape("gate_up", gate_up.rows, gate_up.cols, "twice the quantized activation", q.m, 2 * q.k);
+  const Region source = matrix("gate_up", gate_up);
+  disjoint(target.values, source);
+  disjoint(target.scales, source);
+  disjoint(target.values, target.scales);
+}
+
+void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                  const MatrixView& y) {
   float_type("y", y.type);
   const WeightRegions packed = weight_regions(w);
@@ -239,14 +298,15 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& b
   if (x.k != w.k) fail("activation has K = ", x.k, ", but the weights have K = ", w.k);
   same_shape("y", y.rows, y.cols, "x times the transposed weights", x.m, w.n);
   const Region target = matrix("y", y);
-  const Region bias_bytes = bias_region(bias, w.n);
+  const Region bias_bytes = bias_region(epilogue.bias, w.n);
   for (const Region& read :
        {source.values, source.scales, packed.bits, packed.scales, bias_bytes}) {
     disjoint(target, read);
   }
+  check_residual(epilogue.residual, y, target);
 }
 
-void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y) {
   float_type("x", x.type);
   float_type("y", y.type);
@@ -255,33 +315,36 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
   if (x.cols != w.k) fail("x has K = ", x.cols, ", but the weights have K = ", w.k);
   same_shape("y", y.rows, y.cols, "x times the transposed weights", x.rows, w.n);
   const Region target = matrix("y", y);
-  const Region bias_bytes = bias_region(bias, w.n);
+  const Region bias_bytes = bias_region(epilogue.bias, w.n);
   for (const Region& read : {source, packed.bits, packed.scales, bias_bytes})
     disjoint(target, read);
+  check_residual(epilogue.residual, y, target);
 }
 
 void linear_workspace(const MutableActivationView& q, const ConstMatrixView& x, const WeightView& w,
-                      const BiasView& bias, const MatrixView& y) {
+                      const Epilogue& epilogue, const MatrixView& y) {
   const ActivationRegions written = activation(q);
   const WeightRegions packed = weight_regions(w);
-  const Region bias_bytes = bias_region(bias, w.n);
+  const Region bias_bytes = bias_region(epilogue.bias, w.n);
+  const Region residual_bytes = residual_region(epilogue.residual);
   for (Region region : {written.values, written.scales}) {
     region.name = "the workspace";
     for (const Region& other :
-         {matrix("x", x), packed.bits, packed.scales, bias_bytes, matrix("y", y)}) {
+         {matrix("x", x), packed.bits, packed.scales, bias_bytes, residual_bytes, matrix("y", y)}) {
       disjoint(region, other);
     }
   }
 }
 
 void gemm_workspace(const MutableActivationView& ordered, const ActivationView& x,
-                    const WeightView& w, const BiasView& bias, const MatrixView& y) {
+                    const WeightView& w, const Epilogue& epilogue, const MatrixView& y) {
   const Region written = buffer("the workspace", ordered.values, ordered.m, ordered.k,
                                 ordered.row_stride, ordered.offset, sizeof(std::int8_t));
   const WeightRegions packed = weight_regions(w);
   const ActivationRegions source = activation(x);
-  for (const Region& other : {source.values, source.scales, packed.bits, packed.scales,
-                              bias_region(bias, w.n), matrix("y", y)}) {
+  for (const Region& other :
+       {source.values, source.scales, packed.bits, packed.scales, bias_region(epilogue.bias, w.n),
+        residual_region(epilogue.residual), matrix("y", y)}) {
     disjoint(written, other);
   }
 }

@@ -16,16 +16,19 @@ void row_range(std::int64_t begin, std::int64_t end, std::int64_t n);
 void pack_weights(const ConstMatrixView& dense, const MutableWeightView& w);
 void unpack_weights(const WeightView& w, const MatrixView& dense);
 void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q);
-void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
+                       const MutableActivationView& q);
+void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView& q);
+void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                  const MatrixView& y);
-void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y);
 /// `q` is what binary_linear keeps of x in the caller's workspace.
 void linear_workspace(const MutableActivationView& q, const ConstMatrixView& x, const WeightView& w,
-                      const BiasView& bias, const MatrixView& y);
+                      const Epilogue& epilogue, const MatrixView& y);
 /// `ordered` is what binary_gemm keeps of x in the caller's workspace.
 void gemm_workspace(const MutableActivationView& ordered, const ActivationView& x,
-                    const WeightView& w, const BiasView& bias, const MatrixView& y);
+                    const WeightView& w, const Epilogue& epilogue, const MatrixView& y);
 void q1_0(const void* blocks, std::size_t blocks_bytes, const WeightView& w);
 
 }  // namespace check

@@ -521,6 +521,149 @@ TEST_F(BadInput, OtherOutputsOverlapInputs) {
          {"dense weights overlaps weight scales"});
 }
 
+// ---- The residual ----
+
+TEST_F(BadInput, Residual) {
+  GuardedBuffer buffer(kM, kN, 2);
+  const ConstMatrixView good = std::as_const(buffer).view(kType);
+  const auto residual = [&](const ConstMatrixView& r, const Parts& parts) {
+    expect_invalid([&] { cpu::binary_gemm(p.x(), p.w(), {p.bias(), r}, y()); }, parts);
+    expect_invalid([&] { cpu::binary_gemm_rows(p.x(), p.w(), {{}, r}, y(), 0, 1); }, parts);
+    expect_invalid([&] { cpu::binary_linear(dense_x.view(kType), p.w(), {{}, r}, y()); }, parts);
+  };
+  residual(good.row_range(0, 2), {"residual is [2, 4]", "y is [3, 4]"});
+  residual(good.column_range(0, 3), {"residual is [3, 3]", "y is [3, 4]"});
+  ConstMatrixView bad = good;
+  bad.type = DataType::kFloat32;
+  residual(bad, {"residual", "float32", "y", "bfloat16"});
+  bad.type = DataType::kInt8;
+  residual(bad, {"residual", "int8"});
+  bad = good;
+  bad.data = misaligned(buffer.base<char>());
+  residual(bad, {"residual", hex(bad.data), "16-byte aligned"});
+  bad = good;
+  bad.row_stride = 3;
+  residual(bad, {"residual", "stride = 3"});
+  bad = good;
+  bad.offset = -2;
+  residual(bad, {"residual", "offset = -2"});
+  bad.offset = kHuge;
+  residual(bad, {"residual", "overflow"});
+  // y itself will do, but nothing else that overlaps it.
+  bad = y();
+  bad.offset = 1;
+  residual(bad, {"y overlaps residual"});
+  bad = y();
+  bad.row_stride = 5;
+  residual(bad, {"y overlaps residual"});
+}
+
+TEST_F(BadInput, ResidualsThatShareMemoryWithoutHarm) {
+  // One buffer of 3 rows of 12: y is 4 columns, the residual the same or others.
+  GuardedBuffer buffer(kM, 12, 2);
+  Random random(5);
+  fill_gaussian(buffer.view(kType), random);
+  const MatrixView all = buffer.view(kType);
+  for (const std::int64_t column : {0, 4, 8}) {
+    EXPECT_NO_THROW(
+        cpu::binary_gemm(p.x(), p.w(), {{}, all.column_range(column, 4)}, all.column_range(4, 4)));
+  }
+  for (const std::int64_t column : {1, 3, 5, 7}) {
+    expect_invalid(
+        [&] {
+          cpu::binary_gemm(p.x(), p.w(), {{}, all.column_range(column, 4)}, all.column_range(4, 4));
+        },
+        {"y overlaps residual"});
+  }
+  // Of one row the stride is nothing.
+  MatrixView row = all.row_range(0, 1).column_range(0, 4);
+  MatrixView same = row;
+  same.row_stride = 100;
+  EXPECT_NO_THROW(cpu::binary_gemm(p.x().row_range(0, 1), p.w(), {{}, same}, row));
+  // A residual may be an input too, here x.
+  GuardedBuffer square(kM, kK, 2);
+  fill_gaussian(square.view(kType), random);
+  EXPECT_NO_THROW(cpu::binary_linear(square.view(kType), p.w(),
+                                     {{}, square.view(kType).column_range(0, kN)},
+                                     all.column_range(0, kN)));
+  EXPECT_TRUE(buffer.guards_intact());
+}
+
+// ---- The fused steps ----
+
+TEST_F(BadInput, RmsNormQuantize) {
+  GuardedBuffer gain_buffer(1, kK, 4);
+  Random random(6);
+  fill_gaussian(gain_buffer.view(DataType::kFloat32), random);
+  const ConstMatrixView x = dense_x.view(kType);
+  const ConstMatrixView gain = std::as_const(gain_buffer).view(DataType::kFloat32);
+  const auto norm = [&](const ConstMatrixView& a, const ConstMatrixView& b, float epsilon,
+                        const MutableActivationView& target, const Parts& parts) {
+    expect_invalid([&] { cpu::rms_norm_quantize(a, b, epsilon, target); }, parts);
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  norm(x, gain, -0.5f, q(), {"epsilon = -0.5", "not negative"});
+  norm(x, gain, infinity, q(), {"epsilon = inf", "finite"});
+  norm(x, gain, std::numeric_limits<float>::quiet_NaN(), q(), {"epsilon = nan"});
+  norm(x, gain.column_range(0, 255), 1e-6f, q(), {"gain is [1, 255]", "[1, 256]"});
+  norm(x, dense_w.view(kType), 1e-6f, q(), {"gain is [4, 256]", "[1, 256]"});
+  ConstMatrixView bad = gain;
+  bad.type = DataType::kInt8;
+  norm(x, bad, 1e-6f, q(), {"gain", "int8"});
+  bad = gain;
+  bad.data = misaligned(gain_buffer.base<char>());
+  norm(x, bad, 1e-6f, q(), {"gain", hex(bad.data), "16-byte aligned"});
+  bad = gain;
+  bad.offset = -1;
+  norm(x, bad, 1e-6f, q(), {"gain", "offset = -1"});
+  norm(x.column_range(0, 128), gain, 1e-6f, q(), {"x is [3, 128]", "[3, 256]"});
+  norm(x.row_range(0, 2), gain, 1e-6f, q(), {"x is [2, 256]", "[3, 256]"});
+  bad = x;
+  bad.type = kUnknownType;
+  norm(bad, gain, 1e-6f, q(), {"x", "unknown"});
+  MutableActivationView target = q();
+  target.values = gain_buffer.base<std::int8_t>();
+  norm(x, gain, 1e-6f, target, {"activation values overlaps gain"});
+  target = q();
+  target.scales = gain_buffer.base<float>();
+  norm(x, gain, 1e-6f, target, {"activation scales overlaps gain"});
+  target.scales = dense_x.base<float>();
+  norm(x, gain, 1e-6f, target, {"activation scales overlaps x"});
+}
+
+TEST_F(BadInput, SwigluQuantize) {
+  GuardedBuffer buffer(kM, 2 * kK, 2);
+  Random random(7);
+  fill_gaussian(buffer.view(kType), random);
+  const ConstMatrixView x = std::as_const(buffer).view(kType);
+  const auto swiglu = [&](const ConstMatrixView& a, const MutableActivationView& target,
+                          const Parts& parts) {
+    expect_invalid([&] { cpu::swiglu_quantize(a, target); }, parts);
+  };
+  swiglu(x.column_range(0, kK), q(), {"gate_up is [3, 256]", "[3, 512]"});
+  swiglu(x.column_range(0, 511), q(), {"gate_up is [3, 511]", "[3, 512]"});
+  swiglu(x.row_range(1, 2), q(), {"gate_up is [2, 512]", "[3, 512]"});
+  ConstMatrixView bad = x;
+  bad.type = DataType::kInt8;
+  swiglu(bad, q(), {"gate_up", "int8"});
+  bad = x;
+  bad.data = nullptr;
+  swiglu(bad, q(), {"gate_up", "null"});
+  bad = x;
+  bad.row_stride = 500;
+  swiglu(bad, q(), {"gate_up", "stride = 500", "512"});
+  MutableActivationView target = q();
+  target.values = buffer.base<std::int8_t>();
+  swiglu(x, target, {"activation values overlaps gate_up"});
+  target = q();
+  target.scales = buffer.base<float>();
+  swiglu(x, target, {"activation scales overlaps gate_up"});
+  target = q();
+  target.k = kHuge / 16;
+  target.row_stride = target.k;
+  swiglu(x, target, {"overflow"});
+}
+
 TEST_F(BadInput, InterleavedShardsOverlapOnlyWhereTheyTouch) {
   // One bf16 buffer of 3 rows of 516: x is 256 columns of it and y 4 others.
   GuardedBuffer buffer(3, 516, 2);

@@ -202,12 +202,27 @@ bg_status bg_cpu_unpack_weights(const bg_weights* w, const bg_matrix* dense,
 bg_status bg_cpu_quantize_activation(const bg_matrix* x, const bg_activation* q,
                                      const bg_execution* execution);
 
+/// RMSNorm and the quantizer in one step: each token of x `[m, k]` by `sqrt(mean of its squares +
+/// epsilon)`, times gain `[1, k]` unless gain is NULL. Writes q.
+bg_status bg_cpu_rms_norm_quantize(const bg_matrix* x, const bg_matrix* gain, float epsilon,
+                                   const bg_activation* q, const bg_execution* execution);
+
+/// SwiGLU and the quantizer in one step: `silu(gate) * up`, the first and the last k columns of
+/// gate_up `[m, 2k]`. Writes q `[m, k]`.
+bg_status bg_cpu_swiglu_quantize(const bg_matrix* gate_up, const bg_activation* q,
+                                 const bg_execution* execution);
+
 /// `y[m, n] = sum_k x[m, k] w[n, k]` + bias. Writes y (not BG_INT8), which overlaps no input.
 bg_status bg_cpu_binary_gemm(const bg_activation* x, const bg_weights* w, const bg_bias* bias,
                              const bg_matrix* y, const bg_execution* execution);
 
-/// The part of it that computes columns `[row_begin, row_end)` of y, which are rows of w, on the
-/// calling thread: for callers with threads of their own. Ranges may run concurrently.
+/// The same + residual `[m, n]` of y's type, or NULL, before the one rounding. It may be y itself.
+bg_status bg_cpu_binary_gemm_residual(const bg_activation* x, const bg_weights* w,
+                                      const bg_bias* bias, const bg_matrix* residual,
+                                      const bg_matrix* y, const bg_execution* execution);
+
+/// The part of bg_cpu_binary_gemm that computes columns `[row_begin, row_end)` of y, which are rows
+/// of w, on the calling thread: for callers with threads of their own. Ranges may run concurrently.
 bg_status bg_cpu_binary_gemm_rows(const bg_activation* x, const bg_weights* w, const bg_bias* bias,
                                   const bg_matrix* y, int64_t row_begin, int64_t row_end,
                                   int32_t path);
@@ -273,9 +288,19 @@ bg_status bg_cuda_unpack_weights(const bg_weights* w, const bg_matrix* dense,
 /// bg_cpu_quantize_activation on the device.
 bg_status bg_cuda_quantize_activation(const bg_matrix* x, const bg_activation* q,
                                       const bg_launch* launch);
+/// bg_cpu_rms_norm_quantize on the device. A programmatic launch reads the gain as weights: early.
+bg_status bg_cuda_rms_norm_quantize(const bg_matrix* x, const bg_matrix* gain, float epsilon,
+                                    const bg_activation* q, const bg_launch* launch);
+/// bg_cpu_swiglu_quantize on the device.
+bg_status bg_cuda_swiglu_quantize(const bg_matrix* gate_up, const bg_activation* q,
+                                  const bg_launch* launch);
 /// bg_cpu_binary_gemm on the device, with the same bits. Needs no workspace.
 bg_status bg_cuda_binary_gemm(const bg_activation* x, const bg_weights* w, const bg_bias* bias,
                               const bg_matrix* y, const bg_launch* launch);
+/// bg_cpu_binary_gemm_residual on the device.
+bg_status bg_cuda_binary_gemm_residual(const bg_activation* x, const bg_weights* w,
+                                       const bg_bias* bias, const bg_matrix* residual,
+                                       const bg_matrix* y, const bg_launch* launch);
 /// bg_cuda_quantize_activation, then bg_cuda_binary_gemm. Needs a workspace.
 bg_status bg_cuda_binary_linear(const bg_matrix* x, const bg_weights* w, const bg_bias* bias,
                                 const bg_matrix* y, const bg_launch* launch);

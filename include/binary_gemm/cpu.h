@@ -1,7 +1,8 @@
 #pragma once
 
 /// @file
-/// The six names on the CPU. Layer 6 of binary_gemm.h.
+/// The six names on the CPU, and the steps of an engine that end in a quantized activation. Layer 6
+/// of binary_gemm.h.
 ///
 /// Every function checks its arguments first and throws std::invalid_argument, with the values and
 /// the rule, before anything is written. M = 0 or N = 0 does nothing.
@@ -55,19 +56,33 @@ void unpack_weights(const WeightView& w, const MatrixView& dense, const Executio
 void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,
                          const Execution& execution = {});
 
-/// `y[m, n] = sum_k x[m, k] w[n, k]` + bias: see reference.h. x is `[m, k]`, w `[n, k]`, y `[m, n]`
-/// of bf16, fp16 or fp32. y must not overlap an input.
-void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+/// RMSNorm, then quantize_activation, in one step: each row of `x` `[m, k]` is divided by
+/// `sqrt(mean of its squares + epsilon)`, multiplied by `gain` `[1, k]` and quantized without being
+/// rounded to a type of x's on the way: see reference.h. x and gain are of bf16, fp16 or fp32; a
+/// gain without data is left out. epsilon is finite and not negative.
+void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
+                       const MutableActivationView& q, const Execution& execution = {});
+
+/// SwiGLU, then quantize_activation, in one step: `silu(gate) * up` of each row of `gate_up`
+/// `[m, 2k]` of bf16, fp16 or fp32, where gate is its first k columns and up the others: see
+/// reference.h. q is `[m, k]`.
+void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView& q,
+                     const Execution& execution = {});
+
+/// `y[m, n] = sum_k x[m, k] w[n, k]` + bias + residual: see reference.h. x is `[m, k]`, w `[n, k]`,
+/// y `[m, n]` of bf16, fp16 or fp32. A BiasView, or {}, will do as epilogue. y must not overlap an
+/// input, but may be the residual.
+void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                  const MatrixView& y, const Execution& execution = {});
 
 /// The part of binary_gemm that computes columns `[row_begin, row_end)` of y, which are rows of w,
 /// on the calling thread: for callers with threads of their own. Ranges may run concurrently.
-void binary_gemm_rows(const ActivationView& x, const WeightView& w, const BiasView& bias,
+void binary_gemm_rows(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                       const MatrixView& y, std::int64_t row_begin, std::int64_t row_end,
                       Path path = Path::kAuto);
 
 /// quantize_activation, then binary_gemm. `x` is `[m, k]` of bf16, fp16 or fp32.
-void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y, const Execution& execution = {});
 
 /// A linear layer that owns its packed weights.

@@ -1,8 +1,8 @@
 #pragma once
 
 /// @file
-/// The six names on CUDA: the same as in cpu.h, in the same argument order, on device memory, with
-/// a Launch at the end. Layer 6 of binary_gemm.h. Bits are equal to the CPU's.
+/// The names of cpu.h on CUDA: in the same argument order, on device memory, with a Launch at the
+/// end. Layer 6 of binary_gemm.h. Bits are equal to the CPU's.
 ///
 /// Calls are asynchronous on the stream. They check their arguments first, throwing
 /// std::invalid_argument before anything is launched, and throw CudaError where CUDA fails. They
@@ -60,9 +60,9 @@ struct Launch {
   cudaStream_t stream = nullptr;  ///< Of the device of the call; null: its default stream.
   Workspace workspace = {};       ///< In use until the call has finished on the stream.
   /// Programmatic dependent launch: the kernels may start before those ahead of them in the stream
-  /// have finished, and then read weights, their scales and nothing else until these have. So after
-  /// weights have been written in the stream, by pack_weights too, the next call must not be
-  /// programmatic. No effect below compute capability 9.0.
+  /// have finished, and then read weights, their scales, the gain of rms_norm_quantize and nothing
+  /// else until these have. So after weights have been written in the stream, by pack_weights too,
+  /// the next call must not be programmatic. No effect below compute capability 9.0.
   bool programmatic = false;
   /// Forces a kernel, for tests and tuning; std::invalid_argument where it can't run.
   Kernel kernel = Kernel::kAuto;
@@ -104,15 +104,26 @@ void unpack_weights(const WeightView& w, const MatrixView& dense, const Launch& 
 void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,
                          const Launch& launch = {});
 
-/// `y[m, n] = sum_k x[m, k] w[n, k]` + bias: see reference.h. x is `[m, k]`, w `[n, k]`, y `[m, n]`
-/// of bf16, fp16 or fp32. y must not overlap an input. Any M: more tokens than a kernel takes are
-/// several launches.
-void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+/// RMSNorm, then quantize_activation, in one kernel, as cpu::rms_norm_quantize does: x `[m, k]`,
+/// gain `[1, k]` or none. A programmatic launch reads the gain before the kernels ahead have
+/// finished, as it does weights.
+void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
+                       const MutableActivationView& q, const Launch& launch = {});
+
+/// SwiGLU, then quantize_activation, in one kernel, as cpu::swiglu_quantize does: gate_up `[m,
+/// 2k]`, q `[m, k]`.
+void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView& q,
+                     const Launch& launch = {});
+
+/// `y[m, n] = sum_k x[m, k] w[n, k]` + bias + residual: see reference.h. x is `[m, k]`, w `[n, k]`,
+/// y `[m, n]` of bf16, fp16 or fp32. A BiasView, or {}, will do as epilogue. y must not overlap an
+/// input, but may be the residual. Any M: more tokens than a kernel takes are several launches.
+void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                  const MatrixView& y, const Launch& launch = {});
 
 /// quantize_activation, then binary_gemm. `x` is `[m, k]` of bf16, fp16 or fp32. Needs
 /// linear_workspace_bytes(m, k) of workspace.
-void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y, const Launch& launch = {});
 
 /// A linear layer that owns its packed weights on one device. Construction allocates; calls do not.

@@ -8,8 +8,11 @@
 /// - K is cut in slices of 1024. If every scale of a slice is an integer multiple of one power of
 ///   two `u`, not above 2^14 in magnitude, the slice is *narrow*: its sum is exact in int32 and
 ///   rounded once. Otherwise it is *wide*: groups are added in order by fused multiply-add.
-/// - Slices are added in order, in fp32. Then the token's scale and the bias are applied, and the
-///   result is rounded once to the output type.
+/// - Slices are added in order, in fp32. Then the token's scale, the bias and the residual are
+///   applied, and the result is rounded once to the output type.
+/// - The fused steps, rms_norm_quantize and swiglu_quantize, compute a row of fp32 values in a
+/// fixed
+///   order and quantize it as any other.
 ///
 /// So row m of y depends on row m of x alone. All arithmetic is fp32, round to nearest even, with
 /// subnormals kept; compile with contraction off and never with fast-math. These loops are slow and
@@ -18,6 +21,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "binary_gemm/types.h"
 #include "binary_gemm/views.h"
@@ -121,15 +125,21 @@ inline void store(void* data, DataType type, std::int64_t index, float value) {
   }
 }
 
-/// `y[m, n] = acc * act_scale[m]`, or with a bias `fma(acc, act_scale[m], bias[n])`.
-inline void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+/// `r = acc * act_scale[m]`, or with a bias `r = fma(acc, act_scale[m], bias[n])`. Then y[m, n] is
+/// r or, with a residual, `residual[m, n] + r`: rounded to fp32, then to y's type.
+inline void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                         const MatrixView& y) {
+  const BiasView& bias = epilogue.bias;
+  const ConstMatrixView& residual = epilogue.residual;
   for (std::int64_t m = 0; m < x.m; ++m) {
     const float scale = x.scales[x.scales_offset + m];
     for (std::int64_t n = 0; n < w.n; ++n) {
       const float acc = accumulate(x, w, m, n);
-      const float result =
+      float result =
           bias.data != nullptr ? std::fma(acc, scale, bias.data[bias.offset + n]) : acc * scale;
+      if (residual.data != nullptr) {
+        result += load(residual.data, residual.type, residual.offset + m * residual.row_stride + n);
+      }
       store(y.data, y.type, y.offset + m * y.row_stride + n, result);
     }
   }
@@ -158,6 +168,96 @@ inline void quantize_activation(const ConstMatrixView& x, const MutableActivatio
       const float value = finite ? load(x.data, x.type, row + k) * lift : 0.0f;
       out[k] = static_cast<std::int8_t>(std::nearbyint(value * inverse));
     }
+  }
+}
+
+/// Quantizes fp32 values as row m of q.
+inline void quantize_row(const std::vector<float>& values, std::int64_t m,
+                         const MutableActivationView& q) {
+  const auto k = static_cast<std::int64_t>(values.size());
+  quantize_activation(matrix_view(values.data(), 1, k), q.row_range(m, 1));
+}
+
+/// A row's squares are added to this many sums: column k to sum k % 4096.
+inline constexpr std::int64_t kSquareSums = 4096;
+
+/// The sum of the squares of row m: each of the kSquareSums by fused multiply-adds in the order of
+/// the columns, from +0; then neighbours are added, then neighbours of these sums, and so on.
+inline float sum_of_squares(const ConstMatrixView& x, std::int64_t m) {
+  std::vector<float> sums(kSquareSums);
+  for (std::int64_t k = 0; k < x.cols; ++k) {
+    const float value = load(x.data, x.type, x.offset + m * x.row_stride + k);
+    float& sum = sums[static_cast<std::size_t>(k % kSquareSums)];
+    sum = std::fma(value, value, sum);
+  }
+  for (std::size_t count = kSquareSums / 2; count > 0; count /= 2) {
+    for (std::size_t i = 0; i < count; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  }
+  return sums[0];
+}
+
+/// Per token: `inverse = 1 / sqrt(fma(sum_of_squares, 1 / K, epsilon))`, and the values
+/// `x * inverse * gain`, or `x * inverse` if gain has no data, are quantized. gain is `[1, k]`. A
+/// row whose sum of squares is not finite (it has a NaN or an infinity, or the sum overflows) gives
+/// scale NaN and q = 0, as does one where a value is not finite.
+inline void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
+                              const MutableActivationView& q) {
+  std::vector<float> values(static_cast<std::size_t>(x.cols));
+  for (std::int64_t m = 0; m < x.rows; ++m) {
+    const float sum = sum_of_squares(x, m);
+    const float mean = std::fma(sum, 1.0f / static_cast<float>(x.cols), epsilon);
+    const float inverse =
+        std::isfinite(sum) ? 1.0f / std::sqrt(mean) : std::numeric_limits<float>::quiet_NaN();
+    for (std::int64_t k = 0; k < x.cols; ++k) {
+      float& value = values[static_cast<std::size_t>(k)];
+      value = load(x.data, x.type, x.offset + m * x.row_stride + k) * inverse;
+      if (gain.data != nullptr) value *= load(gain.data, gain.type, gain.offset + k);
+    }
+    quantize_row(values, m, q);
+  }
+}
+
+/// The exponential function as silu has it: right to about 2 units in the last place, and 0 or
+/// infinity for nothing that matters there. Below -80 it is that of -80, above 89 infinity.
+inline float exponential(float value) {
+  constexpr float kLowest = -80.0f;
+  constexpr float kHighest = 89.0f;
+  constexpr float kLog2E = 0x1.715476p+0f;
+  constexpr float kLn2High = 0x1.63p-1f;
+  constexpr float kLn2Low = -0x1.bd0106p-13f;
+  // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low mantissa.
+  constexpr float kRound = 12582912.0f;
+  const float x = value < kLowest ? kLowest : value > kHighest ? kHighest : value;
+  const float shifted = std::fma(x, kLog2E, kRound);
+  const float n = shifted - kRound;
+  const float r = std::fma(n, -kLn2Low, std::fma(n, -kLn2High, x));  // |r| < ln(2) / 2, nearly
+  float p = 0x1.6a242ap-10f;
+  p = std::fma(p, r, 0x1.1239ecp-7f);
+  p = std::fma(p, r, 0x1.5558f2p-5f);
+  p = std::fma(p, r, 0x1.555492p-3f);
+  p = std::fma(p, r, 0x1.fffffcp-2f);
+  p = std::fma(p, r, 1.0f);
+  p = std::fma(p, r, 1.0f);
+  // p * 2^n in two steps, as 2^128 is no float.
+  const float power = float_from_bits((float_bits(shifted) << 23) + (126u << 23));
+  return p * power * 2.0f;
+}
+
+/// `gate / (1 + exponential(-gate))`.
+inline float silu(float gate) { return gate / (1.0f + exponential(-gate)); }
+
+/// Per token of gate_up `[m, 2k]`: the values `silu(gate) * up` are quantized, where gate is the
+/// first k columns and up the others. A row where a value is not finite, as where gate or up is
+/// not, gives scale NaN and q = 0.
+inline void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView& q) {
+  std::vector<float> values(static_cast<std::size_t>(q.k));
+  for (std::int64_t m = 0; m < gate_up.rows; ++m) {
+    const std::int64_t row = gate_up.offset + m * gate_up.row_stride;
+    for (std::int64_t k = 0; k < q.k; ++k) {
+      values[static_cast<std::size_t>(k)] = silu(load(gate_up.data, gate_up.type, row + k)) *
+                                            load(gate_up.data, gate_up.type, row + q.k + k);
+    }
+    quantize_row(values, m, q);
   }
 }
 

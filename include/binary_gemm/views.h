@@ -204,4 +204,17 @@ struct BiasView {
   }
 };
 
+/// What a product adds before its one rounding to y's type: any of these, or nothing. A bias alone
+/// converts to it.
+struct Epilogue {
+  BiasView bias;             ///< `[n]`, fp32.
+  ConstMatrixView residual;  ///< `[m, n]` of y's type; null data: none. It may be y itself.
+
+  /// Nothing.
+  Epilogue() = default;
+  /// A bias, or none, and a residual, or none.
+  Epilogue(const BiasView& bias_view, const ConstMatrixView& residual_view = {})
+      : bias(bias_view), residual(residual_view) {}
+};
+
 }  // namespace binary_gemm

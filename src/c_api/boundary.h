@@ -106,6 +106,11 @@ inline BiasView to_view(const bg_bias* bias, const char* name) {
   return {s.data, s.n, s.offset};
 }
 
+/// An operand that may be left out.
+inline ConstMatrixView to_optional_view(const bg_matrix* matrix, const char* name) {
+  return matrix == nullptr ? ConstMatrixView{} : ConstMatrixView(to_view(matrix, name));
+}
+
 inline cpu::Execution to_execution(const bg_execution* execution) {
   if (execution == nullptr) return {};
   const bg_execution& s = read(execution, "execution");

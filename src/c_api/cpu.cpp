@@ -14,6 +14,7 @@
 namespace bg = binary_gemm;
 using bg::c_api::guarded;
 using bg::c_api::to_execution;
+using bg::c_api::to_optional_view;
 using bg::c_api::to_view;
 
 namespace binary_gemm {
@@ -169,6 +170,31 @@ bg_status bg_cpu_binary_gemm_rows(const bg_activation* x, const bg_weights* w, c
     bg::cpu::binary_gemm_rows(to_view(x, "x"), to_view(w, "w"), to_view(bias, "bias"),
                               to_view(y, "y"), row_begin, row_end,
                               bg::c_api::enumerator<bg::cpu::Path>(path));
+  });
+}
+
+bg_status bg_cpu_rms_norm_quantize(const bg_matrix* x, const bg_matrix* gain, float epsilon,
+                                   const bg_activation* q, const bg_execution* execution) {
+  return guarded([&] {
+    bg::cpu::rms_norm_quantize(to_view(x, "x"), to_optional_view(gain, "gain"), epsilon,
+                               to_view(q, "q"), to_execution(execution));
+  });
+}
+
+bg_status bg_cpu_swiglu_quantize(const bg_matrix* gate_up, const bg_activation* q,
+                                 const bg_execution* execution) {
+  return guarded([&] {
+    bg::cpu::swiglu_quantize(to_view(gate_up, "gate_up"), to_view(q, "q"), to_execution(execution));
+  });
+}
+
+bg_status bg_cpu_binary_gemm_residual(const bg_activation* x, const bg_weights* w,
+                                      const bg_bias* bias, const bg_matrix* residual,
+                                      const bg_matrix* y, const bg_execution* execution) {
+  return guarded([&] {
+    bg::cpu::binary_gemm(to_view(x, "x"), to_view(w, "w"),
+                         {to_view(bias, "bias"), to_optional_view(residual, "residual")},
+                         to_view(y, "y"), to_execution(execution));
   });
 }
 

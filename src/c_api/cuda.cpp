@@ -10,6 +10,7 @@
 namespace bg = binary_gemm;
 using bg::c_api::layer_on;
 using bg::c_api::make_layer;
+using bg::c_api::to_optional_view;
 using bg::c_api::to_view;
 
 namespace {
@@ -91,6 +92,31 @@ bg_status bg_cuda_binary_gemm(const bg_activation* x, const bg_weights* w, const
   return guarded([&] {
     bg::cuda::binary_gemm(to_view(x, "x"), to_view(w, "w"), to_view(bias, "bias"), to_view(y, "y"),
                           to_launch(launch));
+  });
+}
+
+bg_status bg_cuda_rms_norm_quantize(const bg_matrix* x, const bg_matrix* gain, float epsilon,
+                                    const bg_activation* q, const bg_launch* launch) {
+  return guarded([&] {
+    bg::cuda::rms_norm_quantize(to_view(x, "x"), to_optional_view(gain, "gain"), epsilon,
+                                to_view(q, "q"), to_launch(launch));
+  });
+}
+
+bg_status bg_cuda_swiglu_quantize(const bg_matrix* gate_up, const bg_activation* q,
+                                  const bg_launch* launch) {
+  return guarded([&] {
+    bg::cuda::swiglu_quantize(to_view(gate_up, "gate_up"), to_view(q, "q"), to_launch(launch));
+  });
+}
+
+bg_status bg_cuda_binary_gemm_residual(const bg_activation* x, const bg_weights* w,
+                                       const bg_bias* bias, const bg_matrix* residual,
+                                       const bg_matrix* y, const bg_launch* launch) {
+  return guarded([&] {
+    bg::cuda::binary_gemm(to_view(x, "x"), to_view(w, "w"),
+                          {to_view(bias, "bias"), to_optional_view(residual, "residual")},
+                          to_view(y, "y"), to_launch(launch));
   });
 }
 

@@ -50,6 +50,19 @@ BINARY_GEMM_WEAK bg_status bg_cuda_binary_gemm(const bg_activation*, const bg_we
                                                const bg_bias*, const bg_matrix*, const bg_launch*) {
   return refuse();
 }
+BINARY_GEMM_WEAK bg_status bg_cuda_rms_norm_quantize(const bg_matrix*, const bg_matrix*, float,
+                                                     const bg_activation*, const bg_launch*) {
+  return refuse();
+}
+BINARY_GEMM_WEAK bg_status bg_cuda_swiglu_quantize(const bg_matrix*, const bg_activation*,
+                                                   const bg_launch*) {
+  return refuse();
+}
+BINARY_GEMM_WEAK bg_status bg_cuda_binary_gemm_residual(const bg_activation*, const bg_weights*,
+                                                        const bg_bias*, const bg_matrix*,
+                                                        const bg_matrix*, const bg_launch*) {
+  return refuse();
+}
 BINARY_GEMM_WEAK bg_status bg_cuda_binary_linear(const bg_matrix*, const bg_weights*,
                                                  const bg_bias*, const bg_matrix*,
                                                  const bg_launch*) {

@@ -284,8 +284,8 @@ bool amx_is_permitted() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-const PathKernels kAmxKernels = {avx2_quantize_row, avx512::packed_shape, avx512::pack,
-                                 avx512::gemm_rows};
+const PathKernels kAmxKernels = {avx2_quantize_row,    avx2_normalize_row, avx2_swiglu_row,
+                                 avx512::packed_shape, avx512::pack,       avx512::gemm_rows};
 
 }  // namespace cpu
 }  // namespace binary_gemm

@@ -250,8 +250,19 @@ using TileFunction = void (*)(const Weights&, const std::int32_t*, const std::in
 constexpr TileFunction kTiles[kMaxTileTokens + 1] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>,
                                                      tile<5>, tile<6>, tile<7>, tile<8>};
 
-// Applies token m's scale and the bias to the sums of rows n to n + 7 and writes y[m, n] and on,
-// `count` elements at most.
+// Eight elements of the residual from y[m, n] on.
+BINARY_GEMM_AVX2 __m256 load_residual(const GemmArguments& a, std::int64_t m, std::int64_t n) {
+  const char* from =
+      static_cast<const char*>(a.residual) + (m * a.residual_stride + n) * size_of(a.y_type);
+  if (a.y_type == DataType::kFloat32) return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return a.y_type == DataType::kFloat16
+             ? _mm256_cvtph_ps(half)
+             : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+// Applies token m's scale, the bias and the residual to the sums of rows n to n + 7 and writes y[m,
+// n] and on, `count` elements at most.
 BINARY_GEMM_AVX2 void store_rows(const GemmArguments& a, std::int64_t m, std::int64_t n,
                                  std::int64_t count, const float* acc) {
   if (count < kRows) {
@@ -260,9 +271,9 @@ BINARY_GEMM_AVX2 void store_rows(const GemmArguments& a, std::int64_t m, std::in
   }
   const __m256 sums = _mm256_load_ps(acc);
   const __m256 scale = _mm256_set1_ps(a.x_scales[m]);
-  const __m256 result = a.bias != nullptr
-                            ? _mm256_fmadd_ps(sums, scale, _mm256_loadu_ps(a.bias + n))
-                            : _mm256_mul_ps(sums, scale);
+  __m256 result = a.bias != nullptr ? _mm256_fmadd_ps(sums, scale, _mm256_loadu_ps(a.bias + n))
+                                    : _mm256_mul_ps(sums, scale);
+  if (a.residual != nullptr) result = _mm256_add_ps(load_residual(a, m, n), result);
   char* y = static_cast<char*>(a.y) + (m * a.y_stride + n) * size_of(a.y_type);
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(result, result, _CMP_UNORD_Q));
   if (a.y_type == DataType::kFloat32) {
@@ -325,7 +336,8 @@ BINARY_GEMM_AVX2 void gemm_rows(const GemmArguments& a, const char* packed, std:
 
 }  // namespace
 
-const PathKernels kAvx2Kernels = {avx2_quantize_row, packed_shape, pack, gemm_rows};
+const PathKernels kAvx2Kernels = {
+    avx2_quantize_row, avx2_normalize_row, avx2_swiglu_row, packed_shape, pack, gemm_rows};
 
 }  // namespace cpu
 }  // namespace binary_gemm

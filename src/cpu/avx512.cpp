@@ -156,8 +156,9 @@ BINARY_GEMM_AVX512 void gemm_rows(const GemmArguments& a, const char* packed,
 
 }  // namespace avx512
 
-const PathKernels kAvx512VnniKernels = {avx2_quantize_row, avx512::packed_shape, avx512::pack,
-                                        avx512::gemm_rows};
+const PathKernels kAvx512VnniKernels = {avx2_quantize_row, avx2_normalize_row,
+                                        avx2_swiglu_row,   avx512::packed_shape,
+                                        avx512::pack,      avx512::gemm_rows};
 
 }  // namespace cpu
 }  // namespace binary_gemm

@@ -229,15 +229,28 @@ BINARY_GEMM_AVX512 inline void add_slice(const Half& w, bool wide, int tokens,
   }
 }
 
-/// Applies token m's scale and the bias to the sums of rows n to n + 15 and writes y[m, n] and on,
-/// `count` elements at most.
+/// `mask` of 16 elements of the residual from y[m, n] on.
+BINARY_GEMM_AVX512 inline __m512 load_residual(const GemmArguments& a, std::int64_t m,
+                                               std::int64_t n, __mmask16 mask) {
+  const char* from =
+      static_cast<const char*>(a.residual) + (m * a.residual_stride + n) * size_of(a.y_type);
+  if (a.y_type == DataType::kFloat32) return _mm512_maskz_loadu_ps(mask, from);
+  const __m256i half = _mm256_maskz_loadu_epi16(mask, from);
+  return a.y_type == DataType::kFloat16
+             ? _mm512_cvtph_ps(half)
+             : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/// Applies token m's scale, the bias and the residual to the sums of rows n to n + 15 and writes
+/// y[m, n] and on, `count` elements at most.
 BINARY_GEMM_AVX512 inline void store_rows(const GemmArguments& a, std::int64_t m, std::int64_t n,
                                           std::int64_t count, __m512 sums) {
   const auto mask = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << count) - 1);
   const __m512 scale = _mm512_set1_ps(a.x_scales[m]);
-  const __m512 result = a.bias != nullptr
-                            ? _mm512_fmadd_ps(sums, scale, _mm512_maskz_loadu_ps(mask, a.bias + n))
-                            : _mm512_mul_ps(sums, scale);
+  __m512 result = a.bias != nullptr
+                      ? _mm512_fmadd_ps(sums, scale, _mm512_maskz_loadu_ps(mask, a.bias + n))
+                      : _mm512_mul_ps(sums, scale);
+  if (a.residual != nullptr) result = _mm512_add_ps(load_residual(a, m, n, mask), result);
   char* y = static_cast<char*>(a.y) + (m * a.y_stride + n) * size_of(a.y_type);
   const __mmask16 nan = _mm512_cmp_ps_mask(result, result, _CMP_UNORD_Q);
   if (a.y_type == DataType::kFloat32) {

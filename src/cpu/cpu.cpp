@@ -91,8 +91,10 @@ constexpr std::int64_t kPassBytes = 1536 * 1024;
 // Rows of weights that start on one cache line of a bf16 or fp16 y.
 constexpr std::int64_t kRowGrain = 32;
 
-GemmArguments resolve(const ActivationView& x, const WeightView& w, const BiasView& bias,
+GemmArguments resolve(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                       const MatrixView& y) {
+  const BiasView& bias = epilogue.bias;
+  const ConstMatrixView& residual = epilogue.residual;
   // With K = 0 bases may be null, to which nothing but 0 may be added.
   const std::int64_t used = w.k > 0 ? 1 : 0;
   return {x.values + used * x.offset,
@@ -103,6 +105,10 @@ GemmArguments resolve(const ActivationView& x, const WeightView& w, const BiasVi
           w.scales + used * w.scales_offset,
           used * w.scales_stride,
           bias.data != nullptr ? bias.data + bias.offset : nullptr,
+          residual.data != nullptr
+              ? static_cast<const char*>(residual.data) + residual.offset * size_of(residual.type)
+              : nullptr,
+          residual.row_stride,
           static_cast<char*>(y.data) + y.offset * size_of(y.type),
           y.type,
           y.row_stride,
@@ -115,16 +121,20 @@ GemmArguments token_range(GemmArguments a, std::int64_t begin, std::int64_t coun
   a.x += begin * a.x_stride;
   a.x_scales += begin;
   a.y = static_cast<char*>(a.y) + begin * a.y_stride * size_of(a.y_type);
+  if (a.residual != nullptr) {
+    a.residual =
+        static_cast<const char*>(a.residual) + begin * a.residual_stride * size_of(a.y_type);
+  }
   a.m = count;
   return a;
 }
 
 // Computes y[:, row_begin:row_end] in passes over the tokens.
 void multiply(const PathKernels& path, const ActivationView& x, const WeightView& w,
-              const BiasView& bias, const MatrixView& y, std::int64_t row_begin,
+              const Epilogue& epilogue, const MatrixView& y, std::int64_t row_begin,
               std::int64_t row_end, int threads) {
   if (x.m == 0 || row_begin == row_end) return;
-  const GemmArguments all = resolve(x, w, bias, y);
+  const GemmArguments all = resolve(x, w, epilogue, y);
   const std::int64_t limit =
       std::clamp(kPassBytes / std::max<std::int64_t>(all.k, 1), std::int64_t{64}, kMaxPassTokens);
   const std::int64_t passes = (all.m + limit - 1) / limit;
@@ -145,6 +155,25 @@ void multiply(const PathKernels& path, const ActivationView& x, const WeightView
                       path.gemm_rows(a, packed.data(), row_begin + begin, row_begin + end);
                     });
   }
+}
+
+// Rows of fp32 values, each made by `make` and quantized: make(m, values) writes those of token m.
+template <class Make>
+void quantize_rows(const PathKernels& path, const MutableActivationView& q, int threads,
+                   const Make& make) {
+  const std::int64_t used = q.k > 0 ? 1 : 0;  // see resolve
+  const std::int64_t parts = std::min<std::int64_t>(threads, q.m);
+  aligned_vector<float> values(static_cast<std::size_t>(parts * q.k));  // a row for each thread
+  parallel_ranges(parts, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t part = begin; part < end; ++part) {
+      float* row = values.data() + part * q.k;
+      for (std::int64_t m = q.m * part / parts; m < q.m * (part + 1) / parts; ++m) {
+        make(m, row);
+        q.scales[q.scales_offset + m] = path.quantize_row(
+            row, DataType::kFloat32, q.k, q.values + used * (q.offset + m * q.row_stride));
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -266,30 +295,64 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
                   });
 }
 
-void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
-                 const MatrixView& y, const Execution& execution) {
-  check::binary_gemm(x, w, bias, y);
-  const int threads = thread_count(execution, x.m, w.n > 0 ? w.n * w.k : 0);
-  multiply(kernels(execution.path), x, w, bias, y, 0, w.n, threads);
+void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
+                       const MutableActivationView& q, const Execution& execution) {
+  check::rms_norm_quantize(x, gain, epsilon, q);
+  const PathKernels& path = kernels(execution.path);
+  aligned_vector<float> gains;
+  if (gain.data != nullptr) {
+    for (std::int64_t k = 0; k < x.cols; ++k) {
+      gains.push_back(reference::load(gain.data, gain.type, gain.offset + k));
+    }
+  }
+  const std::int64_t used = x.cols > 0 ? 1 : 0;
+  quantize_rows(path, q, thread_count(execution, x.rows, x.cols),
+                [&](std::int64_t m, float* values) {
+                  const char* row = static_cast<const char*>(x.data) +
+                                    used * (x.offset + m * x.row_stride) * size_of(x.type);
+                  path.normalize_row(row, x.type, x.cols, gains.empty() ? nullptr : gains.data(),
+                                     epsilon, values);
+                });
 }
 
-void binary_gemm_rows(const ActivationView& x, const WeightView& w, const BiasView& bias,
+void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView& q,
+                     const Execution& execution) {
+  check::swiglu_quantize(gate_up, q);
+  const PathKernels& path = kernels(execution.path);
+  const std::int64_t used = q.k > 0 ? 1 : 0;
+  // A value takes some 20 operations.
+  quantize_rows(
+      path, q, thread_count(execution, q.m, 20 * q.k), [&](std::int64_t m, float* values) {
+        const char* gate = static_cast<const char*>(gate_up.data) +
+                           used * (gate_up.offset + m * gate_up.row_stride) * size_of(gate_up.type);
+        path.swiglu_row(gate, gate + q.k * size_of(gate_up.type), gate_up.type, q.k, values);
+      });
+}
+
+void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
+                 const MatrixView& y, const Execution& execution) {
+  check::binary_gemm(x, w, epilogue, y);
+  const int threads = thread_count(execution, x.m, w.n > 0 ? w.n * w.k : 0);
+  multiply(kernels(execution.path), x, w, epilogue, y, 0, w.n, threads);
+}
+
+void binary_gemm_rows(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                       const MatrixView& y, std::int64_t row_begin, std::int64_t row_end,
                       Path path) {
-  check::binary_gemm(x, w, bias, y);
+  check::binary_gemm(x, w, epilogue, y);
   check::row_range(row_begin, row_end, w.n);
-  multiply(kernels(path), x, w, bias, y, row_begin, row_end, 1);
+  multiply(kernels(path), x, w, epilogue, y, row_begin, row_end, 1);
 }
 
-void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y, const Execution& execution) {
-  check::binary_linear(x, w, bias, y);
+  check::binary_linear(x, w, epilogue, y);
   if (x.rows == 0 || w.n == 0) return;
   aligned_vector<std::int8_t> values(static_cast<std::size_t>(x.rows * x.cols));
   aligned_vector<float> scales(static_cast<std::size_t>(x.rows));
   const MutableActivationView q = activation_view(values.data(), scales.data(), x.rows, x.cols);
   quantize_activation(x, q, execution);
-  binary_gemm(q, w, bias, y, execution);
+  binary_gemm(q, w, epilogue, y, execution);
 }
 
 BinaryLinear::BinaryLinear(std::int64_t n, std::int64_t k, std::int64_t group_size, bool has_bias)

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "binary_gemm/cpu.h"
 #include "binary_gemm/reference.h"
@@ -24,8 +25,10 @@ struct GemmArguments {
   std::int64_t bits_stride;
   const float16* scales;  ///< [n, k / group_size]
   std::int64_t scales_stride;
-  const float* bias;  ///< [n] or null
-  void* y;            ///< [m, n]
+  const float* bias;     ///< [n] or null
+  const void* residual;  ///< [m, n] of y's type, or null; may be y
+  std::int64_t residual_stride;
+  void* y;  ///< [m, n]
   DataType y_type;
   std::int64_t y_stride;
   std::int64_t m;
@@ -35,6 +38,14 @@ struct GemmArguments {
 
 /// Quantizes one row of `k` elements of `type` at `x`: writes `q` and returns the scale.
 using QuantizeRow = float (*)(const void* x, DataType type, std::int64_t k, std::int8_t* q);
+
+/// Writes a row of rms_norm_quantize's values. `gain` is null, or fp32 like `values`.
+using NormalizeRow = void (*)(const void* x, DataType type, std::int64_t k, const float* gain,
+                              float epsilon, float* values);
+
+/// Writes a row of swiglu_quantize's values. `gate` and `up` are rows of `k` elements.
+using SwigluRow = void (*)(const void* gate, const void* up, DataType type, std::int64_t k,
+                           float* values);
 
 /// Most tokens in one call of a GemmRows: bounds what a path keeps on its stack. cpu.cpp cuts
 /// longer batches in equal passes.
@@ -57,6 +68,8 @@ using GemmRows = void (*)(const GemmArguments& arguments, const char* packed,
 /// A path's functions.
 struct PathKernels {
   QuantizeRow quantize_row;
+  NormalizeRow normalize_row;
+  SwigluRow swiglu_row;
   PackedShape (*packed_shape)(const GemmArguments& arguments);
   PackBlock pack_block;
   GemmRows gemm_rows;
@@ -119,11 +132,32 @@ inline float wide_sum(const float16* scales, const std::int32_t* dots, std::int6
   return sum;
 }
 
-/// Applies token m's scale and row n's bias to `acc` and writes y[m, n].
+/// Applies token m's scale, row n's bias and the residual to `acc` and writes y[m, n].
 inline void store_output(const GemmArguments& a, std::int64_t m, std::int64_t n, float acc) {
-  const float result =
-      a.bias != nullptr ? std::fma(acc, a.x_scales[m], a.bias[n]) : acc * a.x_scales[m];
+  float result = a.bias != nullptr ? std::fma(acc, a.x_scales[m], a.bias[n]) : acc * a.x_scales[m];
+  if (a.residual != nullptr) {
+    result += reference::load(a.residual, a.y_type, m * a.residual_stride + n);
+  }
   reference::store(a.y, a.y_type, m * a.y_stride + n, result);
+}
+
+/// What rms_norm_quantize multiplies a row with: NaN if the sum is not finite.
+inline float inverse_of_root(float sum_of_squares, std::int64_t k, float epsilon) {
+  if (!(sum_of_squares <= std::numeric_limits<float>::max())) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  return 1.0f / std::sqrt(std::fma(sum_of_squares, 1.0f / static_cast<float>(k), epsilon));
+}
+
+/// The sum of `sums`, which are zeros from `count` on: neighbours first, as the reference does.
+/// Overwrites them.
+inline float add_neighbours(float (&sums)[reference::kSquareSums], std::int64_t count) {
+  std::int64_t left = 1;
+  while (left < count) left *= 2;
+  for (left /= 2; left > 0; left /= 2) {
+    for (std::int64_t i = 0; i < left; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  }
+  return sums[0];
 }
 
 }  // namespace cpu

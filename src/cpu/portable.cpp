@@ -46,6 +46,53 @@ float quantize_row(const void* x, DataType type, std::int64_t k, std::int8_t* q)
   }
 }
 
+template <class T>
+void normalize(const T* x, std::int64_t k, const float* gain, float epsilon, float* values) {
+  float sums[reference::kSquareSums] = {};
+  for (std::int64_t i = 0; i < k; ++i) {
+    const float value = to_float(x[i]);
+    float& sum = sums[i % reference::kSquareSums];
+    sum = std::fma(value, value, sum);
+  }
+  const float sum = add_neighbours(sums, std::min(k, reference::kSquareSums));
+  const float inverse = inverse_of_root(sum, k, epsilon);
+  for (std::int64_t i = 0; i < k; ++i) {
+    const float value = to_float(x[i]) * inverse;
+    values[i] = gain != nullptr ? value * gain[i] : value;
+  }
+}
+
+void normalize_row(const void* x, DataType type, std::int64_t k, const float* gain, float epsilon,
+                   float* values) {
+  switch (type) {
+    case DataType::kFloat16:
+      return normalize(static_cast<const float16*>(x), k, gain, epsilon, values);
+    case DataType::kBFloat16:
+      return normalize(static_cast<const bfloat16*>(x), k, gain, epsilon, values);
+    default:
+      return normalize(static_cast<const float*>(x), k, gain, epsilon, values);
+  }
+}
+
+template <class T>
+void swiglu(const T* gate, const T* up, std::int64_t k, float* values) {
+  for (std::int64_t i = 0; i < k; ++i) {
+    values[i] = reference::silu(to_float(gate[i])) * to_float(up[i]);
+  }
+}
+
+void swiglu_row(const void* gate, const void* up, DataType type, std::int64_t k, float* values) {
+  switch (type) {
+    case DataType::kFloat16:
+      return swiglu(static_cast<const float16*>(gate), static_cast<const float16*>(up), k, values);
+    case DataType::kBFloat16:
+      return swiglu(static_cast<const bfloat16*>(gate), static_cast<const bfloat16*>(up), k,
+                    values);
+    default:
+      return swiglu(static_cast<const float*>(gate), static_cast<const float*>(up), k, values);
+  }
+}
+
 // Writes weight i of `bits` as +1 or -1 to signs[i].
 void expand(const std::uint32_t* bits, std::int64_t count, std::int8_t* signs) {
   for (std::int64_t word = 0; word < count / 32; ++word) {
@@ -102,7 +149,8 @@ void gemm_rows(const GemmArguments& a, const char*, std::int64_t row_begin, std:
 
 }  // namespace
 
-const PathKernels kPortableKernels = {quantize_row, packed_shape, pack_block, gemm_rows};
+const PathKernels kPortableKernels = {quantize_row, normalize_row, swiglu_row,
+                                      packed_shape, pack_block,    gemm_rows};
 
 }  // namespace cpu
 }  // namespace binary_gemm

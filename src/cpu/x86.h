@@ -131,6 +131,10 @@ BINARY_GEMM_AVX2 inline void pack_block(const GemmArguments& a, std::int64_t blo
 
 /// The QuantizeRow of all x86 paths (x86_quantize.cpp).
 float avx2_quantize_row(const void* x, DataType type, std::int64_t k, std::int8_t* q);
+void avx2_normalize_row(const void* x, DataType type, std::int64_t k, const float* gain,
+                        float epsilon, float* values);
+void avx2_swiglu_row(const void* gate, const void* up, DataType type, std::int64_t k,
+                     float* values);
 
 /// The AVX-512 path's parts for one token (avx512_vector.cpp), as in PathKernels.
 PackedShape avx512_vector_shape(const GemmArguments& a);

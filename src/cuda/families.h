@@ -107,6 +107,7 @@ std::vector<const void*> decode_s8_kernels();
 /// The kernels that need nothing but loading.
 std::vector<const void*> quantize_kernels();
 std::vector<const void*> pack_kernels();
+std::vector<const void*> fused_kernels();
 
 }  // namespace cuda
 }  // namespace binary_gemm

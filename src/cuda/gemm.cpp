@@ -92,8 +92,10 @@ CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows, std::u
                        {kLineWords, rows, slices}, CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 
-GemmParams resolve(const ActivationView& x, const WeightView& w, const BiasView& bias,
+GemmParams resolve(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y) {
+  const BiasView& bias = epilogue.bias;
+  const ConstMatrixView& residual = epilogue.residual;
   GemmParams params{};
   params.x = x.values + x.offset;
   params.x_stride = x.row_stride;
@@ -103,6 +105,11 @@ GemmParams resolve(const ActivationView& x, const WeightView& w, const BiasView&
   params.bits_stride = static_cast<std::uint32_t>(w.bits_stride);
   params.scales_stride = static_cast<std::uint32_t>(w.scales_stride);
   params.bias = bias.data != nullptr ? bias.data + bias.offset : nullptr;
+  if (residual.data != nullptr) {
+    params.residual =
+        static_cast<const char*>(residual.data) + residual.offset * size_of(residual.type);
+  }
+  params.residual_stride = residual.row_stride;
   params.y = static_cast<char*>(y.data) + y.offset * size_of(y.type);
   params.y_stride = y.row_stride;
   params.m = static_cast<std::uint32_t>(x.m);
@@ -121,10 +128,10 @@ GemmParams resolve(const ActivationView& x, const WeightView& w, const BiasView&
 bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64_t group_size,
                       std::uint32_t rows) {
   const std::int64_t row_scale_bytes = params.k / group_size * 2;
-  return device.architecture >= 90 && params.vectorized && params.k > 0 &&
-         params.k % kSliceK == 0 && params.scales_stride == params.k / group_size &&
-         is_aligned(params.scales, 16) && rows * row_scale_bytes % 16 == 0 &&
-         params.n % rows * row_scale_bytes % 16 == 0 && tensor_map_encoder() != nullptr;
+  return device.source >= 90 && params.vectorized && params.k > 0 && params.k % kSliceK == 0 &&
+         params.scales_stride == params.k / group_size && is_aligned(params.scales, 16) &&
+         rows * row_scale_bytes % 16 == 0 && params.n % rows * row_scale_bytes % 16 == 0 &&
+         tensor_map_encoder() != nullptr;
 }
 
 // Rows of x in the order of the wgmma kernel are padded to this.
@@ -212,7 +219,7 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
 }
 
 void check_devices(const Device& device, const ActivationView& x, const WeightView& w,
-                   const BiasView& bias, const MatrixView& y) {
+                   const Epilogue& epilogue, const MatrixView& y) {
   if (w.k > 0) {
     check_device("weight bits", w.bits, device);
     check_device("weight scales", w.scales, device);
@@ -220,7 +227,10 @@ void check_devices(const Device& device, const ActivationView& x, const WeightVi
   }
   check_device("activation scales", x.scales, device);
   check_device("y", y.data, device);
-  if (bias.data != nullptr) check_device("bias", bias.data, device);
+  if (epilogue.bias.data != nullptr) check_device("bias", epilogue.bias.data, device);
+  if (epilogue.residual.data != nullptr) {
+    check_device("residual", epilogue.residual.data, device);
+  }
 }
 
 // Throws unless the kernel that the caller forces can take the product.
@@ -253,11 +263,13 @@ void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_si
 
 // The product by the decode kernels, for arguments that have been checked.
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
-              const BiasView& bias, const MatrixView& y, const Launch& launch) {
+              const Epilogue& epilogue, const MatrixView& y, const Launch& launch) {
   for (std::int64_t m = 0; m < x.m;) {
     const KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*wgmma=*/false);
     const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
-    launch_decode(device, resolve(x.row_range(m, tokens), w, bias, y.row_range(m, tokens)),
+    Epilogue part = epilogue;
+    if (part.residual.data != nullptr) part.residual = part.residual.row_range(m, tokens);
+    launch_decode(device, resolve(x.row_range(m, tokens), w, part, y.row_range(m, tokens)),
                   w.group_size, config, launch);
     m += tokens;
   }
@@ -372,13 +384,13 @@ std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k) {
   return static_cast<std::size_t>(m * ordered_stride(k) + aligned(m * 4));
 }
 
-void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                  const MatrixView& y, const Launch& launch) {
-  check::binary_gemm(x, w, bias, y);
+  check::binary_gemm(x, w, epilogue, y);
   check_extents(x.m, w);
   if (x.m == 0 || w.n == 0) return;
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
-  check_devices(device, x, w, bias, y);
+  check_devices(device, x, w, epilogue, y);
   check_kernel(device, launch.kernel, x.m, w.group_size);
   // The wgmma kernel reads x in an order of its own, which a pass writes to the workspace.
   const std::int64_t stride = ordered_stride(w.k);
@@ -393,20 +405,20 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const BiasView& b
   }
   const KernelConfig config = configuration(device, launch.kernel, x.m, w, possible);
   const DeviceGuard guard(device.index);
-  if (config.family != Family::kWgmma) return multiply(device, x, w, bias, y, launch);
+  if (config.family != Family::kWgmma) return multiply(device, x, w, epilogue, y, launch);
   check_device("workspace", launch.workspace.data, device);
   auto* ordered = static_cast<std::int8_t*>(launch.workspace.data);
-  check::gemm_workspace({ordered, nullptr, x.m, stride, stride, 0, 0}, x, w, bias, y);
+  check::gemm_workspace({ordered, nullptr, x.m, stride, stride, 0, 0}, x, w, epilogue, y);
   launch_permute(device, x, ordered, stride, w.group_size, launch);
-  GemmParams params = resolve(x, w, bias, y);
+  GemmParams params = resolve(x, w, epilogue, y);
   params.x = ordered;
   params.x_stride = stride;
   launch_wgmma(device, params, w.group_size, config, launch);
 }
 
-void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y, const Launch& launch) {
-  check::binary_linear(x, w, bias, y);
+  check::binary_linear(x, w, epilogue, y);
   check_extents(x.rows, w);
   if (x.rows == 0 || w.n == 0) return;
   const std::size_t needed = linear_workspace_bytes(x.rows, x.cols);
@@ -417,11 +429,11 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
   auto* values = static_cast<std::int8_t*>(launch.workspace.data);
   auto* scales = reinterpret_cast<float*>(values + x.rows * stride);
   const MutableActivationView q{values, scales, x.rows, x.cols, stride, 0, 0};
-  check::linear_workspace(q, x, w, bias, y);
+  check::linear_workspace(q, x, w, epilogue, y);
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_device("workspace", launch.workspace.data, device);
   check_device("x", x.cols > 0 ? x.data : y.data, device);
-  check_devices(device, q, w, bias, y);
+  check_devices(device, q, w, epilogue, y);
   check_kernel(device, launch.kernel, x.rows, w.group_size);
   const bool possible = wgmma_can_take(device, w);
   if (launch.kernel == Kernel::kWgmma && !possible) fail_wgmma(w);
@@ -430,9 +442,9 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const BiasView
   const DeviceGuard guard(device.index);
   launch_quantize(device, x, q, wgmma ? static_cast<int>(w.group_size) : 0, launch);
   if (wgmma) {
-    launch_wgmma(device, resolve(q, w, bias, y), w.group_size, config, launch);
+    launch_wgmma(device, resolve(q, w, epilogue, y), w.group_size, config, launch);
   } else {
-    multiply(device, q, w, bias, y, launch);
+    multiply(device, q, w, epilogue, y, launch);
   }
 }
 

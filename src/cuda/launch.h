@@ -7,9 +7,11 @@
 namespace binary_gemm {
 namespace cuda {
 
-/// Launches a kernel as `launch` says and checks that it was.
+/// Launches a kernel as `launch` says and checks that it was. `cluster`: CTAs of a cluster, along
+/// x; more than 1 from compute capability 9.0 on.
 void launch_kernel(const Device& device, const void* kernel, dim3 grid, dim3 block,
-                   std::size_t shared_bytes, const Launch& launch, void** arguments);
+                   std::size_t shared_bytes, const Launch& launch, void** arguments,
+                   unsigned cluster = 1);
 
 /// The quantizer, for arguments that have been checked. `order`: 0 for row-major q, or a group
 /// size: see kernels/quantize.cuh.

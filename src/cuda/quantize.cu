@@ -12,14 +12,20 @@ namespace binary_gemm {
 namespace cuda {
 namespace {
 
-const void* kernel_for(DataType type) {
+template <class T>
+const void* kernel_for(bool vectorized) {
+  return vectorized ? reinterpret_cast<const void*>(&kernels::quantize_rows<T, true>)
+                    : reinterpret_cast<const void*>(&kernels::quantize_rows<T, false>);
+}
+
+const void* kernel_for(DataType type, bool vectorized) {
   switch (type) {
     case DataType::kFloat16:
-      return reinterpret_cast<const void*>(&kernels::quantize_rows<__half>);
+      return kernel_for<__half>(vectorized);
     case DataType::kBFloat16:
-      return reinterpret_cast<const void*>(&kernels::quantize_rows<__nv_bfloat16>);
+      return kernel_for<__nv_bfloat16>(vectorized);
     default:
-      return reinterpret_cast<const void*>(&kernels::quantize_rows<float>);
+      return kernel_for<float>(vectorized);
   }
 }
 
@@ -32,12 +38,11 @@ const void* permute_kernel(std::int64_t group_size) {
 }
 
 std::vector<const void*> quantize_kernels() {
-  return {kernel_for(DataType::kFloat32),
-          kernel_for(DataType::kFloat16),
-          kernel_for(DataType::kBFloat16),
-          permute_kernel(32),
-          permute_kernel(64),
-          permute_kernel(128)};
+  std::vector<const void*> all = {permute_kernel(32), permute_kernel(64), permute_kernel(128)};
+  for (const DataType type : {DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16}) {
+    all.insert(all.end(), {kernel_for(type, false), kernel_for(type, true)});
+  }
+  return all;
 }
 
 void launch_permute(const Device& device, const ActivationView& x, std::int8_t* permuted,
@@ -71,7 +76,7 @@ void launch_quantize(const Device& device, const ConstMatrixView& x, const Mutab
                       reinterpret_cast<std::uintptr_t>(params.q) % 8 == 0 &&
                       q.row_stride % 8 == 0 && x.cols % kernels::kQuantizeVector == 0;
   void* arguments[] = {&params};
-  launch_kernel(device, kernel_for(x.type), dim3(static_cast<unsigned>(x.rows)),
+  launch_kernel(device, kernel_for(x.type, params.vectorized), dim3(static_cast<unsigned>(x.rows)),
                 dim3(kernels::kQuantizeThreads), 0, launch, arguments);
 }
 

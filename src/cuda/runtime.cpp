@@ -33,7 +33,7 @@ Device prepare_device(int index) {
                                 " has compute capability " + std::to_string(major) + "." +
                                 std::to_string(minor) + "; 8.0 or newer is needed");
   }
-  Device device{index, 0, 0, 0, 0};
+  Device device{index, 0, 0, 0, 0, 0};
   BINARY_GEMM_CUDA(
       cudaDeviceGetAttribute(&device.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   BINARY_GEMM_CUDA(cudaDeviceGetAttribute(&device.shared_memory,
@@ -45,19 +45,22 @@ Device prepare_device(int index) {
   const auto load = [](const void* kernel) {
     cudaFuncAttributes attributes;
     BINARY_GEMM_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-    return attributes.binaryVersion;
+    return attributes;
   };
   for (const std::vector<const void*>& family :
        {wgmma_kernels(), decode_b1_kernels(), decode_s8_kernels()}) {
     for (const void* kernel : family) {
-      device.architecture = load(kernel);
+      const cudaFuncAttributes attributes = load(kernel);
+      device.architecture = attributes.binaryVersion;
+      device.source = attributes.ptxVersion;
       BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             device.shared_limit));
       BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                             cudaSharedmemCarveoutMaxShared));
     }
   }
-  for (const std::vector<const void*>& family : {quantize_kernels(), pack_kernels()}) {
+  for (const std::vector<const void*>& family :
+       {quantize_kernels(), pack_kernels(), fused_kernels()}) {
     for (const void* kernel : family) load(kernel);
   }
   return device;
@@ -119,17 +122,27 @@ void check_device(const char* name, const void* pointer, const Device& device) {
 }
 
 void launch_kernel(const Device& device, const void* kernel, dim3 grid, dim3 block,
-                   std::size_t shared_bytes, const Launch& launch, void** arguments) {
+                   std::size_t shared_bytes, const Launch& launch, void** arguments,
+                   unsigned cluster) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = launch.programmatic && device.architecture >= 90 ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (launch.programmatic && device.source >= 90) {
+    cudaLaunchAttribute& programmatic = attributes[config.numAttrs++];
+    programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    programmatic.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& dimension = attributes[config.numAttrs++];
+    dimension.id = cudaLaunchAttributeClusterDimension;
+    dimension.val.clusterDim.x = cluster;
+    dimension.val.clusterDim.y = 1;
+    dimension.val.clusterDim.z = 1;
+  }
   BINARY_GEMM_CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
 }
 

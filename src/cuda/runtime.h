@@ -32,6 +32,7 @@ class DeviceGuard {
 struct Device {
   int index;
   int architecture;   ///< of the compiled code that runs on it, as in 90
+  int source;         ///< of the PTX that the driver or nvcc compiled to it: what the code may use
   int shared_limit;   ///< bytes of shared memory a CTA may have
   int shared_memory;  ///< bytes of shared memory of a multiprocessor
   int multiprocessors;

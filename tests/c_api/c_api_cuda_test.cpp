@@ -120,6 +120,46 @@ TEST_F(CApiCuda, PackUnpackQuantize) {
   EXPECT_TRUE(equal_bits(q.scales.fetch(), scales.view(DataType::kFloat32)));
 }
 
+TEST_F(CApiCuda, FusedSteps) {
+  GuardedBuffer gate_up(2, 2 * kShape.k, size_of(kType));
+  GuardedBuffer residual(kShape.m, kShape.n, size_of(kType));
+  Random random(5);
+  fill_gaussian(gate_up.view(kType), random);
+  fill_gaussian(residual.view(kType), random);
+  const DeviceBuffer source(gate_up, stream());
+  const DeviceBuffer residual_device(residual, stream());
+  const DeviceProblem device(p, stream());
+  const bg_launch launch = bg_launch_of(stream(), nullptr, 0);
+  DeviceActivation q(2, kShape.k, 0, 0, 0, stream());
+  const bg_activation q_struct = to_c(q.view());
+  GuardedBuffer values(2, kShape.k, 1), scales(1, 2, 4);
+  const auto expected_q =
+      activation_view(values.base<std::int8_t>(), scales.base<float>(), 2, kShape.k);
+  const auto compare = [&] {
+    EXPECT_TRUE(equal_bits(q.values.fetch(), values.view(DataType::kInt8)));
+    EXPECT_TRUE(equal_bits(q.scales.fetch(), scales.view(DataType::kFloat32)));
+  };
+  const bg_matrix both = to_c(source.view(gate_up, kType));
+  ASSERT_TRUE(is_ok(bg_cuda_swiglu_quantize(&both, &q_struct, &launch)));
+  cpu::swiglu_quantize(gate_up.view(kType), expected_q);
+  compare();
+  const bg_matrix half = to_c(source.view(gate_up, kType).column_range(0, kShape.k));
+  ASSERT_TRUE(is_ok(bg_cuda_rms_norm_quantize(&half, nullptr, 1e-6f, &q_struct, &launch)));
+  cpu::rms_norm_quantize(gate_up.view(kType).column_range(0, kShape.k), {}, 1e-6f, expected_q);
+  compare();
+
+  const bg_activation x = to_c(device.x());
+  const bg_weights w = to_c(device.w());
+  const bg_bias bias = to_c(device.bias());
+  const bg_matrix residual_matrix = to_c(residual_device.view(residual, kType));
+  DeviceOutput y(p.output(kType), kType, stream());
+  const bg_matrix y_matrix = to_c(y.view());
+  ASSERT_TRUE(
+      is_ok(bg_cuda_binary_gemm_residual(&x, &w, &bias, &residual_matrix, &y_matrix, &launch)));
+  cpu::binary_gemm(p.x(), p.w(), {p.bias(), residual.view(kType)}, expected.view(kType));
+  EXPECT_TRUE(equal_bits(y.fetch(), expected.view(kType)));
+}
+
 TEST_F(CApiCuda, Layers) {
   const bg_weights w = to_c(p.w());  // on the host
   const bg_bias bias = to_c(p.bias());

@@ -190,6 +190,62 @@ TEST_P(CApiEquality, PackUnpackQuantize) {
   }
 }
 
+TEST(CApi, FusedSteps) {
+  constexpr DataType kType = DataType::kBFloat16;
+  Problem p = make_problem({2, 5, 256, 64}, ScalePattern::kNarrow, ActivationPattern::kRandom,
+                           all_layouts().back(), 6);
+  GuardedBuffer dense(2, 512, 2, 3, 1), gain(1, 256, 4), residual = p.output(kType);
+  Random random(6);
+  fill_gaussian(dense.view(kType), random);
+  fill_gaussian(gain.view(DataType::kFloat32), random);
+  fill_gaussian(residual.view(kType), random);
+  GuardedBuffer values[2] = {{2, 256, 1}, {2, 256, 1}}, scales[2] = {{1, 2, 4}, {1, 2, 4}};
+  const auto quantized = [&](int i) {
+    return activation_view(values[i].base<std::int8_t>(), scales[i].base<float>(), 2, 256);
+  };
+  const auto compare = [&] {
+    EXPECT_TRUE(equal_bits(values[1].view(DataType::kInt8), values[0].view(DataType::kInt8)));
+    EXPECT_TRUE(equal_bits(scales[1].view(DataType::kFloat32), scales[0].view(DataType::kFloat32)));
+  };
+  const ConstMatrixView x = std::as_const(dense).view(kType).column_range(100, 256);
+  const bg_matrix x_matrix = to_c(x);
+  const bg_matrix gain_matrix = to_c(gain.view(DataType::kFloat32));
+  const bg_activation q = to_c(quantized(1));
+  cpu::rms_norm_quantize(x, gain.view(DataType::kFloat32), 1e-5f, quantized(0));
+  ASSERT_TRUE(is_ok(bg_cpu_rms_norm_quantize(&x_matrix, &gain_matrix, 1e-5f, &q, nullptr)));
+  compare();
+  cpu::rms_norm_quantize(x, {}, 1e-5f, quantized(0));
+  ASSERT_TRUE(is_ok(bg_cpu_rms_norm_quantize(&x_matrix, nullptr, 1e-5f, &q, nullptr)));
+  compare();
+  const bg_matrix gate_up = to_c(dense.view(kType));
+  cpu::swiglu_quantize(dense.view(kType), quantized(0));
+  ASSERT_TRUE(is_ok(bg_cpu_swiglu_quantize(&gate_up, &q, nullptr)));
+  compare();
+  expect_error(bg_cpu_rms_norm_quantize(&x_matrix, nullptr, -1, &q, nullptr), BG_INVALID_ARGUMENT,
+               "epsilon = -1");
+  expect_error(bg_cpu_swiglu_quantize(&x_matrix, &q, nullptr), BG_INVALID_ARGUMENT,
+               "gate_up is [2, 256]");
+
+  const bg_activation products = to_c(p.x());
+  const bg_weights w = to_c(p.w());
+  const bg_bias bias = to_c(p.bias());
+  const bg_matrix residual_matrix = to_c(residual.view(kType));
+  GuardedBuffer y = p.output(kType), expected = p.output(kType);
+  const bg_matrix y_matrix = to_c(y.view(kType));
+  cpu::binary_gemm(p.x(), p.w(), {p.bias(), residual.view(kType)}, expected.view(kType));
+  ASSERT_TRUE(is_ok(
+      bg_cpu_binary_gemm_residual(&products, &w, &bias, &residual_matrix, &y_matrix, nullptr)));
+  EXPECT_TRUE(equal_bits(y.view(kType), expected.view(kType)));
+  cpu::binary_gemm(p.x(), p.w(), {}, expected.view(kType));
+  ASSERT_TRUE(
+      is_ok(bg_cpu_binary_gemm_residual(&products, &w, nullptr, nullptr, &y_matrix, nullptr)));
+  EXPECT_TRUE(equal_bits(y.view(kType), expected.view(kType)));
+  bg_matrix bad = residual_matrix;
+  bad.rows = 1;
+  expect_error(bg_cpu_binary_gemm_residual(&products, &w, nullptr, &bad, &y_matrix, nullptr),
+               BG_INVALID_ARGUMENT, "residual is [1, 5]");
+}
+
 TEST(CApi, Q1_0) {
   const Shape shape{2, 5, 384, 128};
   Problem p = make_problem(shape, ScalePattern::kNarrow, ActivationPattern::kRandom,
@@ -281,6 +337,13 @@ TEST_F(CApiBadInput, Null) {
   null(bg_cpu_unpack_weights(&w, nullptr, nullptr), "dense");
   null(bg_cpu_quantize_activation(nullptr, &q, nullptr), "x");
   null(bg_cpu_quantize_activation(&x_matrix, nullptr, nullptr), "q");
+  null(bg_cpu_rms_norm_quantize(nullptr, nullptr, 0, &q, nullptr), "x");
+  null(bg_cpu_rms_norm_quantize(&x_matrix, nullptr, 0, nullptr, nullptr), "q");
+  null(bg_cpu_swiglu_quantize(nullptr, &q, nullptr), "gate_up");
+  null(bg_cpu_swiglu_quantize(&x_matrix, nullptr, nullptr), "q");
+  null(bg_cpu_binary_gemm_residual(nullptr, &w, nullptr, nullptr, &y, nullptr), "x");
+  null(bg_cpu_binary_gemm_residual(&x, nullptr, nullptr, nullptr, &y, nullptr), "w");
+  null(bg_cpu_binary_gemm_residual(&x, &w, nullptr, nullptr, nullptr, nullptr), "y");
   null(bg_cpu_binary_gemm(nullptr, &w, nullptr, &y, nullptr), "x");
   null(bg_cpu_binary_gemm(&x, nullptr, nullptr, &y, nullptr), "w");
   null(bg_cpu_binary_gemm(&x, &w, nullptr, nullptr, nullptr), "y");
@@ -446,6 +509,10 @@ TEST(CApi, WithoutCuda) {
   expect_refused(bg_cuda_pack_weights(nullptr, nullptr, nullptr));
   expect_refused(bg_cuda_unpack_weights(nullptr, nullptr, nullptr));
   expect_refused(bg_cuda_quantize_activation(nullptr, nullptr, nullptr));
+  expect_refused(bg_cuda_rms_norm_quantize(nullptr, nullptr, 0, nullptr, nullptr));
+  expect_refused(bg_cuda_swiglu_quantize(nullptr, nullptr, nullptr));
+  expect_refused(
+      bg_cuda_binary_gemm_residual(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr));
   expect_refused(bg_cuda_binary_gemm(nullptr, nullptr, nullptr, nullptr, nullptr));
   expect_refused(bg_cuda_binary_linear(nullptr, nullptr, nullptr, nullptr, nullptr));
   expect_refused(bg_cuda_linear_from_dense(nullptr, 128, nullptr, nullptr, nullptr));

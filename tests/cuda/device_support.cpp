@@ -279,24 +279,24 @@ Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern ac
   return p;
 }
 
-void expected_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+void expected_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y) {
   const std::int64_t products = x.m * w.n * std::max<std::int64_t>(w.k, 1);
   if (products <= std::int64_t{1} << 19) {
-    reference::binary_gemm(x, w, bias, y);
+    reference::binary_gemm(x, w, epilogue, y);
   } else {
     // Waking threads takes longer than a small product.
-    cpu::binary_gemm(x, w, bias, y, {products <= std::int64_t{1} << 28 ? 1 : 0});
+    cpu::binary_gemm(x, w, epilogue, y, {products <= std::int64_t{1} << 28 ? 1 : 0});
   }
 }
 
-void expected_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void expected_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                      const MatrixView& y) {
   aligned_vector<std::int8_t> values(static_cast<std::size_t>(x.rows * x.cols));
   aligned_vector<float> scales(static_cast<std::size_t>(x.rows));
   const auto q = activation_view(values.data(), scales.data(), x.rows, x.cols);
   cpu::quantize_activation(x, q, {1});
-  expected_gemm(q, w, bias, y);
+  expected_gemm(q, w, epilogue, y);
 }
 
 // ---- Launching ----

@@ -156,10 +156,10 @@ Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern ac
 
 /// binary_gemm on the host: by the reference where that is quick, else by the CPU library, whose
 /// own tests compare it with the reference.
-void expected_gemm(const ActivationView& x, const WeightView& w, const BiasView& bias,
+void expected_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y);
 /// binary_linear, in the same way.
-void expected_linear(const ConstMatrixView& x, const WeightView& w, const BiasView& bias,
+void expected_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                      const MatrixView& y);
 
 /// How a call is made.

@@ -106,6 +106,8 @@ TEST_F(CudaAFirstCall, IsCapturedAfterPrepare) {
                   static_cast<float16*>(scales.view().data), 8, 256, 128);
   std::vector<DeviceOutput> linear;
   for (const auto& work : works) linear.push_back(work->output(stream()));
+  DeviceActivation q(1, 2 * kSliceK, 0, 0, 0, stream());
+  DeviceActivation half(1, kSliceK, 0, 0, 0, stream());
 
   // Threads of an engine may prepare at once.
   std::vector<std::thread> threads;
@@ -127,6 +129,8 @@ TEST_F(CudaAFirstCall, IsCapturedAfterPrepare) {
   for (std::size_t i = 0; i < works.size(); ++i) {
     EXPECT_NO_THROW(works[i]->linear(linear[i], {stream(), {}, i % 2 == 1}));
   }
+  EXPECT_NO_THROW(cuda::rms_norm_quantize(works[0]->x(), {}, 1e-6f, q.view(), {stream()}));
+  EXPECT_NO_THROW(cuda::swiglu_quantize(works[0]->x(), half.view(), {stream()}));
   EXPECT_NO_THROW(cuda::pack_weights(dense_device.view(dense, kType), packed, {stream()}));
   EXPECT_NO_THROW(cuda::unpack_weights(packed, unpacked.view(), {stream()}));
   cudaGraph_t graph = nullptr;
@@ -412,6 +416,7 @@ TEST_F(CudaDevice, CallsAllocateNothing) {
   }
   DeviceOutput dense(GuardedBuffer(161, 5120, 2), kType, stream());
   DeviceActivation q(300, 5120, 0, 0, 0, stream());
+  DeviceActivation half(300, 2560, 0, 0, 0, stream());
   DeviceOutput bits(GuardedBuffer(161, 160, 4), DataType::kFloat32, stream());
   DeviceOutput scales(GuardedBuffer(161, 40, 2), DataType::kFloat16, stream());
   std::vector<DeviceOutput> outputs;
@@ -423,6 +428,8 @@ TEST_F(CudaDevice, CallsAllocateNothing) {
       works[i]->linear(outputs[i], launch);
     }
     cuda::quantize_activation(works[8]->x(), q.view(), launch);
+    cuda::rms_norm_quantize(works[8]->x(), {}, 1e-6f, q.view(), launch);
+    cuda::swiglu_quantize(works[8]->x(), half.view(), launch);
     cuda::unpack_weights(works[8]->device().w(), dense.view(), launch);
     cuda::pack_weights(dense.view(),
                        weight_view(static_cast<std::uint32_t*>(bits.view().data),

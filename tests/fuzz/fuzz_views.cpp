@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -55,6 +56,10 @@ bool inside(const bg::ActivationView& x) {
 }
 bool inside(const bg::BiasView& b) {
   return b.data == nullptr || inside(b.data, 1, b.n, b.n, b.offset, 4);
+}
+
+bool inside(const bg::Epilogue& e) {
+  return inside(e.bias) && (e.residual.data == nullptr || inside(e.residual));
 }
 
 // Without K there is nothing to point at; the reference, unlike the library, wants no strides then.
@@ -168,6 +173,30 @@ bg::BiasView bias(Choices& c, std::int64_t n) {
   return {c.base<float>(), n, c.offset()};
 }
 
+// A residual is of y's shape and type, or y itself, or none.
+bg::Epilogue epilogue(Choices& c, std::int64_t m, std::int64_t n, const bg::MatrixView& y) {
+  bg::Epilogue all = bias(c, n);
+  switch (c.byte() % 4) {
+    case 0:
+      all.residual = y;
+      break;
+    case 1:
+      all.residual = matrix(c, m, n);
+      if (!c.rarely()) all.residual.type = y.type;
+      break;
+    default:
+      break;
+  }
+  return all;
+}
+
+// The part of rows [begin, begin + count) of the weights.
+bg::Epilogue part(bg::Epilogue all, std::int64_t begin, std::int64_t count) {
+  all.bias = all.bias.row_range(begin, count);
+  if (all.residual.data != nullptr) all.residual = all.residual.column_range(begin, count);
+  return all;
+}
+
 Written written(const bg::MatrixView& y) { return {y}; }
 Written written_scales(const bg::MutableActivationView& q) {
   return {{q.scales, bg::DataType::kFloat32, 1, q.m, q.m, q.scales_offset}};
@@ -177,7 +206,7 @@ Written written_scales(const bg::MutableActivationView& q) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Choices c(data, size);
-  const std::int64_t function = c.byte() % 7;
+  const std::int64_t function = c.byte() % 9;
   const std::int64_t g = std::int64_t{32} << (c.byte() % 4);
   const std::int64_t k = c.byte() % 12 * g;
   const std::int64_t m = c.mostly(c.byte() % 7);
@@ -194,8 +223,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 1: {
       const bg::WeightView w = weights(c, n, k, g);
       const bg::ActivationView x = activation(c, m, k);
-      const bg::BiasView b = bias(c, n);
       const bg::MatrixView y = matrix(c, m, n);
+      const bg::Epilogue b = epilogue(c, m, n, y);
       const std::int64_t begin = c.mostly(function == 0 ? 0 : c.byte() % 4);
       const std::int64_t end = c.mostly(n);
       c.fill_arena();
@@ -212,19 +241,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             [&] { bg::cpu::binary_gemm_rows(x, w, b, y, begin, end, execution.path); },
             [&] {
               bg::reference::binary_gemm(plain(x), plain(w.row_range(begin, end - begin)),
-                                         b.row_range(begin, end - begin),
+                                         part(b, begin, end - begin),
                                          y.column_range(begin, end - begin));
             },
             {written(y)}, odd || begin < 0 || begin > end || end > w.n);
       }
       // A shard of what is valid is valid.
       if (accepts(check) && runnable && begin >= 0 && begin <= end && end <= w.n) {
-        bg::check::binary_gemm(x, w.row_range(begin, end - begin), b.row_range(begin, end - begin),
+        bg::check::binary_gemm(x, w.row_range(begin, end - begin), part(b, begin, end - begin),
                                y.column_range(begin, end - begin));
         const std::int64_t half = w.k / w.group_size / 2 * w.group_size;
         bg::check::binary_gemm(x.column_range(half, w.k - half), w.column_range(half, w.k - half),
                                b, y);
-        bg::check::binary_gemm(x.row_range(x.m / 2, x.m - x.m / 2), w, b,
+        bg::Epilogue lower = b;
+        if (b.residual.data != nullptr) {
+          lower.residual = b.residual.row_range(x.m / 2, x.m - x.m / 2);
+        }
+        bg::check::binary_gemm(x.row_range(x.m / 2, x.m - x.m / 2), w, lower,
                                y.row_range(x.m / 2, x.m - x.m / 2));
       }
       break;
@@ -232,8 +265,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 2: {
       const bg::WeightView w = weights(c, n, k, g);
       const bg::ConstMatrixView x = matrix(c, m, k);
-      const bg::BiasView b = bias(c, n);
       const bg::MatrixView y = matrix(c, m, n);
+      const bg::Epilogue b = epilogue(c, m, n, y);
       c.fill_arena();
       c.poke_arena();
       const bool runnable = inside(w) && inside(x) && inside(b) && inside(y);
@@ -276,6 +309,33 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       run([&] { bg::check::unpack_weights(w, dense); }, inside(w) && inside(dense),
           [&] { bg::cpu::unpack_weights(w, dense, execution); }, nullptr, {},
           execution.threads < 0);
+      break;
+    }
+    case 6: {
+      const bg::ConstMatrixView x = matrix(c, m, k + c.byte() % 32);
+      const bg::MutableActivationView q = activation(c, x.rows, x.cols);
+      bg::ConstMatrixView gain;
+      if (c.byte() % 4 != 0) gain = matrix(c, 1, x.cols);
+      const float epsilons[] = {0, 1e-6f, 1, -1, std::numeric_limits<float>::quiet_NaN()};
+      const float epsilon = epsilons[c.rarely() ? 3 + c.byte() % 2 : c.byte() % 3];
+      c.fill_arena();
+      c.poke_arena();
+      run([&] { bg::check::rms_norm_quantize(x, gain, epsilon, q); },
+          inside(x) && inside(q) && (gain.data == nullptr || inside(gain)),
+          [&] { bg::cpu::rms_norm_quantize(x, gain, epsilon, q, execution); },
+          [&] { bg::reference::rms_norm_quantize(x, gain, epsilon, plain(q)); },
+          {written_scales(q)}, odd);
+      break;
+    }
+    case 7: {
+      const std::int64_t cols = k + c.byte() % 32;
+      const bg::ConstMatrixView x = matrix(c, m, 2 * cols);
+      const bg::MutableActivationView q = activation(c, x.rows, cols);
+      c.fill_arena();
+      c.poke_arena();
+      run([&] { bg::check::swiglu_quantize(x, q); }, inside(x) && inside(q),
+          [&] { bg::cpu::swiglu_quantize(x, q, execution); },
+          [&] { bg::reference::swiglu_quantize(x, plain(q)); }, {written_scales(q)}, odd);
       break;
     }
     default: {

@@ -315,10 +315,11 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   // Warp m adds up and writes token m, a row a lane.
   const unsigned n = n0 + lane;
   const bool writes = warp < kTokens && warp < params.m && n < params.n;
-  float x_scale = 0, bias = 0, acc = 0;
+  float x_scale = 0, bias = 0, residual = 0, acc = 0;
   if (writes) {
     x_scale = params.x_scales[warp];
     if (params.bias != nullptr) bias = params.bias[n];
+    residual = load_residual(params, warp, n);
   }
   for (unsigned first = 0;; first += warps) {
     work.slice = first + warp;
@@ -363,9 +364,8 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     __syncthreads();
   }
   if (writes) {
-    const float value =
-        params.bias != nullptr ? __fmaf_rn(acc, x_scale, bias) : __fmul_rn(acc, x_scale);
-    store_output(params.y, params.y_type, warp * params.y_stride + n, value);
+    store_output(params.y, params.y_type, warp * params.y_stride + n,
+                 finish(params, acc, x_scale, bias, residual));
   }
 }
 

@@ -393,8 +393,7 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
         if (round + 1 < cut.rounds) {
           *sum = acc;
         } else if (work.n0 + row < params.n) {
-          store_output(params.y, params.y_type, m * params.y_stride + work.n0 + row,
-                       apply_scale_and_bias(acc, params.x_scales[m], params.bias, work.n0 + row));
+          store_element(params, m, work.n0 + row, acc, params.x_scales[m]);
         }
       }
       half ^= 1;

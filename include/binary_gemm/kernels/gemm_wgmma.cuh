@@ -285,10 +285,11 @@ __device__ inline void store_fragment(char* to, const float (&value)[kValues]) {
   }
 }
 
-/// Whether 64 rows of a token are written as vectors of 16 bytes.
+/// Whether 64 rows of a token are written as vectors of 16 bytes. A residual is added to unrounded
+/// outputs by those who write them.
 __device__ inline bool stores_vectors(const GemmParams& params) {
-  return params.y_type != DataType::kFloat32 && params.y_stride % 8 == 0 &&
-         reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
+  return params.residual == nullptr && params.y_type != DataType::kFloat32 &&
+         params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
 }
 
 /// Scales, biases and rounds a warpgroup's totals, the C fragment `value`, and puts them in shared

@@ -23,7 +23,9 @@ struct GemmParams {
   std::uint32_t bits_stride;    ///< words
   std::uint32_t scales_stride;  ///< scales
   const float* bias;            ///< [n] or null
-  void* y;                      ///< [m, n]
+  const void* residual;         ///< [m, n] of y's type, or null; may be y
+  std::int64_t residual_stride;
+  void* y;  ///< [m, n]
   std::int64_t y_stride;
   std::uint32_t m;
   std::uint32_t n;

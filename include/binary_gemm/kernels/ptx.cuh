@@ -191,6 +191,30 @@ __device__ inline void wait_for_dependencies() {
 #endif
 }
 
+#if __CUDA_ARCH__ >= 900
+/// The address in the shared memory of CTA `rank` of the cluster that is `address` in this one's.
+__device__ inline std::uint32_t map_shared_address(std::uint32_t address, std::uint32_t rank) {
+  std::uint32_t mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+
+/// Stores a word in the shared memory of a CTA of the cluster.
+__device__ inline void store_cluster(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+/// Arrives at the cluster's barrier; what this thread wrote before is seen after the wait.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+/// Waits until all threads of the cluster have arrived.
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
 }  // namespace ptx
 }  // namespace kernels
 }  // namespace binary_gemm

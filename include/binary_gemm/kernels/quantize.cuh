@@ -42,22 +42,25 @@ struct alignas(16) QuantizeVector {
   T values[kQuantizeVector];
 };
 
-/// Eight elements of a row from `column`; zeros past k. The row is 16-byte aligned and k a multiple
-/// of 8 if `vectorized`.
-template <class T>
-__device__ inline QuantizeVector<T> load_vector(const T* row, std::int64_t column, std::int64_t k,
-                                                bool vectorized) {
+/// Eight elements of a row from `column`; zeros from `end` on. If `kVectorized`, the row is 16-byte
+/// aligned and `end` a multiple of 8. Nothing is decided at run time, so that a load need not be
+/// waited for before the next one.
+template <bool kVectorized, class T>
+__device__ inline QuantizeVector<T> load_columns(const T* row, std::int64_t column,
+                                                 std::int64_t end) {
   QuantizeVector<T> vector;
-  if (vectorized && column < k) {
+  if constexpr (kVectorized) {
     constexpr int kWords = sizeof(vector) / sizeof(uint4);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      reinterpret_cast<uint4*>(&vector)[i] = reinterpret_cast<const uint4*>(row + column)[i];
+      uint4 words = make_uint4(0, 0, 0, 0);
+      if (column < end) words = reinterpret_cast<const uint4*>(row + column)[i];
+      reinterpret_cast<uint4*>(&vector)[i] = words;
     }
   } else {
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) {
-      vector.values[i] = column + i < k ? row[column + i] : T{};
+      vector.values[i] = column + i < end ? row[column + i] : T{};
     }
   }
   return vector;
@@ -116,19 +119,23 @@ __device__ inline RowScale row_scale(std::uint32_t largest) {
   return row;
 }
 
+/// A value that is finite, as an int8 in the low byte.
+__device__ inline std::uint32_t quantize_value(float value, const RowScale& row) {
+  // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low mantissa.
+  constexpr float kRound = 12582912.0f;
+  return __float_as_uint(__fadd_rn(__fmul_rn(__fmul_rn(value, row.lift), row.inverse), kRound));
+}
+
 /// Eight int8, four a word.
 template <class T>
 __device__ inline uint2 quantize_vector(const QuantizeVector<T>& vector, const RowScale& row) {
-  // Adding 1.5 * 2^23 rounds to an integer, to nearest even, and leaves it in the low mantissa.
-  constexpr float kRound = 12582912.0f;
   std::uint32_t words[2];
 #pragma unroll
   for (int w = 0; w < 2; ++w) {
     std::uint32_t bytes[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float value = __fmul_rn(as_float(vector.values[4 * w + i]), row.lift);
-      bytes[i] = __float_as_uint(__fadd_rn(__fmul_rn(value, row.inverse), kRound));
+      bytes[i] = quantize_value(as_float(vector.values[4 * w + i]), row);
     }
     const std::uint32_t low = __byte_perm(bytes[0], bytes[1], 0x0040);
     const std::uint32_t high = __byte_perm(bytes[2], bytes[3], 0x0040);
@@ -137,17 +144,17 @@ __device__ inline uint2 quantize_vector(const QuantizeVector<T>& vector, const R
   return row.finite ? make_uint2(words[0], words[1]) : make_uint2(0, 0);
 }
 
-__device__ inline void store_vector(const QuantizeParams& params, std::int8_t* row,
-                                    std::int64_t column, uint2 words) {
-  if (params.order != 0) {
-    store_ordered(row + column / kOrderBlock * kOrderBlock,
-                  static_cast<unsigned>(column % kOrderBlock), params.order, words.x, words.y);
-  } else if (params.vectorized) {
+/// Writes eight int8 of a row that is not ordered, those below k. If `kVectorized`, the row is
+/// 8-byte aligned and k a multiple of 8.
+template <bool kVectorized>
+__device__ inline void store_columns(std::int8_t* row, std::int64_t column, std::int64_t k,
+                                     uint2 words) {
+  if constexpr (kVectorized) {
     *reinterpret_cast<uint2*>(row + column) = words;
   } else {
 #pragma unroll
     for (int i = 0; i < kQuantizeVector; ++i) {
-      if (column + i < params.k) {
+      if (column + i < k) {
         row[column + i] = static_cast<std::int8_t>((i < 4 ? words.x : words.y) >> i % 4 * 8);
       }
     }
@@ -155,7 +162,7 @@ __device__ inline void store_vector(const QuantizeParams& params, std::int8_t* r
 }
 
 /// Grid: a CTA a row in x. Block: kQuantizeThreads.
-template <class T>
+template <class T, bool kVectorized>
 __global__ void __launch_bounds__(kQuantizeThreads)
     quantize_rows(const __grid_constant__ QuantizeParams params) {
   __shared__ std::uint32_t warp_largest[kQuantizeThreads / kWarpSize];
@@ -169,13 +176,13 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   QuantizeVector<T> kept[kQuantizeKept];
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) {
-    kept[i] = load_vector(x, first + i * kStep, params.k, params.vectorized);
+    kept[i] = load_columns<kVectorized>(x, first + i * kStep, params.k);
   }
   std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) largest = max(largest, largest_magnitude(kept[i]));
   for (std::int64_t column = first + kQuantizeKept * kStep; column < params.k; column += kStep) {
-    largest = max(largest, largest_magnitude(load_vector(x, column, params.k, params.vectorized)));
+    largest = max(largest, largest_magnitude(load_columns<kVectorized>(x, column, params.k)));
   }
   largest = __reduce_max_sync(0xffffffffu, largest);
   if (threadIdx.x % kWarpSize == 0) warp_largest[threadIdx.x / kWarpSize] = largest;
@@ -188,12 +195,19 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   const std::int64_t columns =
       params.order != 0 ? (params.k + kOrderBlock - 1) / kOrderBlock * kOrderBlock : params.k;
   const auto store = [&](std::int64_t column, const QuantizeVector<T>& vector) {
-    if (column < columns) store_vector(params, q, column, quantize_vector(vector, row));
+    if (column >= columns) return;
+    const uint2 words = quantize_vector(vector, row);
+    if (params.order != 0) {
+      store_ordered(q + column / kOrderBlock * kOrderBlock,
+                    static_cast<unsigned>(column % kOrderBlock), params.order, words.x, words.y);
+    } else {
+      store_columns<kVectorized>(q, column, params.k, words);
+    }
   };
 #pragma unroll
   for (int i = 0; i < kQuantizeKept; ++i) store(first + i * kStep, kept[i]);
   for (std::int64_t column = first + kQuantizeKept * kStep; column < columns; column += kStep) {
-    store(column, load_vector(x, column, params.k, params.vectorized));
+    store(column, load_columns<kVectorized>(x, column, params.k));
   }
 }
 

@@ -1,0 +1,145 @@
+#include "binary_gemm/kernels/fused.cuh"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "check.h"
+#include "families.h"
+#include "launch.h"
+
+namespace binary_gemm {
+namespace cuda {
+namespace {
+
+constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16};
+
+const void* rms_norm_kernel(DataType type, bool vectorized) {
+  if (!vectorized) return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_any);
+  switch (type) {
+    case DataType::kFloat16:
+      return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<__half>);
+    case DataType::kBFloat16:
+      return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<__nv_bfloat16>);
+    default:
+      return reinterpret_cast<const void*>(&kernels::rms_norm_quantize_rows<float>);
+  }
+}
+
+template <class T>
+const void* swiglu_kernel(bool cluster) {
+  using kernels::swiglu_quantize_rows;
+  return cluster ? reinterpret_cast<const void*>(&swiglu_quantize_rows<T, kernels::kSwigluCluster>)
+                 : reinterpret_cast<const void*>(&swiglu_quantize_rows<T, 1>);
+}
+
+const void* swiglu_kernel(DataType type, bool vectorized, bool cluster) {
+  if (!vectorized) return reinterpret_cast<const void*>(&kernels::swiglu_quantize_any);
+  switch (type) {
+    case DataType::kFloat16:
+      return swiglu_kernel<__half>(cluster);
+    case DataType::kBFloat16:
+      return swiglu_kernel<__nv_bfloat16>(cluster);
+    default:
+      return swiglu_kernel<float>(cluster);
+  }
+}
+
+bool is_aligned(const void* pointer, std::uintptr_t alignment) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
+}
+
+// The rows of x, of which q's k columns are made; `middle`: the column where a second half begins.
+kernels::QuantizeParams resolve(const ConstMatrixView& x, std::int64_t middle,
+                                const MutableActivationView& q) {
+  const std::int64_t element = size_of(x.type);
+  kernels::QuantizeParams params{};
+  params.x = static_cast<const char*>(x.data) + x.offset * element;
+  params.x_stride = x.row_stride;
+  params.q = q.values + q.offset;
+  params.q_stride = q.row_stride;
+  params.scales = q.scales + q.scales_offset;
+  params.k = q.k;
+  params.vectorized = is_aligned(params.x, 16) && x.row_stride * element % 16 == 0 &&
+                      middle * element % 16 == 0 && is_aligned(params.q, 8) &&
+                      q.row_stride % 8 == 0 && q.k % kernels::kQuantizeVector == 0;
+  return params;
+}
+
+// The device of the call; checks that x and q are there.
+const Device& device_of_call(const char* x_name, const ConstMatrixView& x,
+                             const MutableActivationView& q) {
+  // A cluster has kSwigluCluster CTAs a row, and a grid at most 2^31 - 1.
+  constexpr std::int64_t kMaxRows = INT32_MAX / kernels::kSwigluCluster;
+  if (x.rows > kMaxRows) {
+    throw std::invalid_argument("binary_gemm: M = " + std::to_string(x.rows) + " must be at most " +
+                                std::to_string(kMaxRows) + " on CUDA");
+  }
+  int current = 0;
+  BINARY_GEMM_CUDA(cudaGetDevice(&current));
+  const Device& device = prepared_device(device_of("activation scales", q.scales, current));
+  if (q.k > 0) {
+    check_device(x_name, x.data, device);
+    check_device("activation values", q.values, device);
+  }
+  return device;
+}
+
+}  // namespace
+
+std::vector<const void*> fused_kernels() {
+  std::vector<const void*> all = {rms_norm_kernel(DataType::kFloat32, false),
+                                  swiglu_kernel(DataType::kFloat32, false, false)};
+  for (const DataType type : kTypes) {
+    all.insert(all.end(), {rms_norm_kernel(type, true), swiglu_kernel(type, true, false),
+                           swiglu_kernel(type, true, true)});
+  }
+  return all;
+}
+
+void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
+                       const MutableActivationView& q, const Launch& launch) {
+  check::rms_norm_quantize(x, gain, epsilon, q);
+  if (x.rows == 0) return;
+  const Device& device = device_of_call("x", x, q);
+  kernels::RmsNormParams params{};
+  params.rows = resolve(x, 0, q);
+  params.type = x.type;
+  params.epsilon = epsilon;
+  if (gain.data != nullptr && q.k > 0) {
+    check_device("gain", gain.data, device);
+    params.gain = static_cast<const char*>(gain.data) + gain.offset * size_of(gain.type);
+    params.gain_type = gain.type;
+    params.rows.vectorized = params.rows.vectorized && is_aligned(params.gain, 16);
+  }
+  const DeviceGuard guard(device.index);
+  void* arguments[] = {&params};
+  launch_kernel(device, rms_norm_kernel(x.type, params.rows.vectorized),
+                dim3(static_cast<unsigned>(x.rows)), dim3(kernels::kFusedThreads), 0, launch,
+                arguments);
+}
+
+void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView& q,
+                     const Launch& launch) {
+  check::swiglu_quantize(gate_up, q);
+  if (gate_up.rows == 0) return;
+  const Device& device = device_of_call("gate_up", gate_up, q);
+  kernels::SwigluParams params{resolve(gate_up, q.k, q), gate_up.type};
+  const bool vectorized = params.rows.vectorized;
+  // A cluster where a CTA of a row would have much to do and multiprocessors would stand idle.
+  const bool cluster = vectorized && device.source >= 90 && q.k > kernels::kFusedStep / 2 &&
+                       gate_up.rows * 2 <= device.multiprocessors;
+  const unsigned ctas = cluster ? kernels::kSwigluCluster : 1;
+  const std::int64_t warp_columns = kernels::kWarpSize * kernels::kQuantizeVector;
+  const std::int64_t warps = (q.k + ctas * warp_columns - 1) / (ctas * warp_columns);
+  const DeviceGuard guard(device.index);
+  void* arguments[] = {&params};
+  launch_kernel(device, swiglu_kernel(gate_up.type, vectorized, cluster),
+                dim3(static_cast<unsigned>(gate_up.rows) * ctas),
+                dim3(static_cast<unsigned>(
+                    std::clamp<std::int64_t>(warps, 1, kernels::kFusedWarps) * kernels::kWarpSize)),
+                0, launch, arguments, ctas);
+}
+
+}  // namespace cuda
+}  // namespace binary_gemm
