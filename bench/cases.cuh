@@ -279,6 +279,7 @@ inline std::vector<Case> make_cases(const Impl& impl, const Problem& p, Operands
     binary_gemm::cuda::Launch how;
     how.programmatic = impl.programmatic;
     how.kernel = impl.kernel;
+    how.workspace = operands.workspace();
     if (impl.base == "binary_gemm") {
       return {{[&operands, p, how](std::int64_t index, cudaStream_t stream) mutable {
                  how.stream = stream;
@@ -287,7 +288,6 @@ inline std::vector<Case> make_cases(const Impl& impl, const Problem& p, Operands
                },
                p.packed_bytes()}};
     }
-    how.workspace = operands.workspace();
     return {{[&operands, p, how](std::int64_t index, cudaStream_t stream) mutable {
                how.stream = stream;
                binary_gemm::cuda::binary_linear(

@@ -60,7 +60,7 @@ struct GemmWgmma {
   static constexpr int kResident = kConsumers == 1 ? (kTokens <= 32 ? 3 : 2) : 1;
   /// Registers a thread: at launch, then of the last warpgroup and of the others (setmaxnreg).
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kResident) / 8 * 8;
-  static constexpr int kProducerRegisters = kResident == 3 ? 48 : 56;
+  static constexpr int kProducerRegisters = kResident == 3 ? 48 : kScales > 16 ? 64 : 56;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
 
