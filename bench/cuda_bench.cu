@@ -456,6 +456,10 @@ int run(int argc, char** argv) {
     }
   }
   if (measurements.empty()) throw std::invalid_argument("nothing to measure with these flags");
+  // Small batches first, of all layers: after a large one the power limit holds the clock down for
+  // a while (1.44 GHz, not 1.97, cost gate at M = 1 a third).
+  std::stable_sort(measurements.begin(), measurements.end(),
+                   [](const auto& a, const auto& b) { return a.first.m < b.first.m; });
 
   Operands operands(problems);
   Timer timer;

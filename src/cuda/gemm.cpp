@@ -75,9 +75,9 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const cuuint6
       tensor_map_encoder()(&map, type, kRank, const_cast<void*>(data), sizes, strides, box, steps,
                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  // The driver's codes are the runtime's, such as that of a kernel which failed before this call.
   if (result != CUDA_SUCCESS) {
-    throw CudaError(cudaErrorInvalidValue,
-                    "cuTensorMapEncodeTiled (CUresult " + std::to_string(result) + ")");
+    throw CudaError(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled");
   }
   return map;
 }
