@@ -42,10 +42,11 @@ enum class Kernel : std::uint8_t {
   kAuto,
   kDecodeB1,  ///< binary tensor core, M up to 3 (1 with G = 32); sm_80 to sm_90
   kDecodeS8,  ///< int8 tensor core with weights expanded in registers
-  kWgmma,     ///< the same by warpgroups, for larger M; sm_90a
+  kMma,       ///< the same for larger M
+  kWgmma,     ///< the same by warpgroups; sm_90a
 };
 
-/// "auto", "decode_b1", "decode_s8" or "wgmma".
+/// "auto", "decode_b1", "decode_s8", "mma" or "wgmma".
 const char* name(Kernel kernel);
 
 /// Device memory that a call may use, 16-byte aligned. binary_linear needs linear_workspace_bytes;

@@ -98,6 +98,17 @@ struct WgmmaLaunch {
 };
 
 WgmmaLaunch plan_wgmma(const WgmmaShape& shape);
+
+/// How the mma kernel is launched, with GemmParams alone.
+struct MmaLaunch {
+  const void* kernel = nullptr;
+  std::uint32_t grid = 0;
+  std::uint32_t threads = 0;
+  std::uint32_t shared_bytes = 0;
+};
+
+MmaLaunch plan_mma(std::int64_t m, std::int64_t n, std::int64_t group_size);
+std::vector<const void*> mma_kernels();
 std::vector<const void*> wgmma_kernels();
 
 /// Every kernel of the family, to be loaded and given its shared memory.

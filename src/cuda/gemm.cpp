@@ -141,24 +141,33 @@ std::int64_t ordered_stride(std::int64_t k) {
   return (k + kOrderBlock - 1) / kOrderBlock * kOrderBlock;
 }
 
-// Whether the wgmma kernel can take the weights: the copy engine reads their words by rows.
-bool wgmma_can_take(const Device& device, const WeightView& w) {
+// Whether there is the wgmma kernel.
+bool has_wgmma(const Device& device) {
 #ifdef BINARY_GEMM_HAS_SM90A
-  return device.architecture == 90 && w.k > 0 && is_aligned(w.bits + w.bits_offset, 16) &&
-         w.bits_stride % 4 == 0 && tensor_map_encoder() != nullptr;
+  return device.architecture == 90 && tensor_map_encoder() != nullptr;
 #else
   static_cast<void>(device);
-  static_cast<void>(w);
   return false;
 #endif
 }
 
-// `wgmma`: that kernel can take the product, and there is a workspace for it.
+// Whether the kernels that want x in an order of their own, wgmma and mma, can take the weights:
+// their words are read by 16 bytes.
+bool takes_order(const WeightView& w) {
+  return w.k > 0 && is_aligned(w.bits + w.bits_offset, 16) && w.bits_stride % 4 == 0;
+}
+
+bool wants_order(Kernel kernel) { return kernel == Kernel::kWgmma || kernel == Kernel::kMma; }
+bool wants_order(Family family) { return family == Family::kWgmma || family == Family::kMma; }
+
+// `ordered`: the weights are such, and there is a workspace for x.
 KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, const WeightView& w,
-                           bool wgmma) {
+                           bool ordered) {
   switch (kernel) {
     case Kernel::kWgmma:
       return kernels::choose_wgmma(m, w.n, w.k, device.multiprocessors);
+    case Kernel::kMma:
+      return kernels::configure_mma();
     case Kernel::kDecodeB1:
       return kernels::configure(Family::kDecodeB1, m, w.group_size);
     case Kernel::kDecodeS8:
@@ -166,18 +175,15 @@ KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, 
     case Kernel::kAuto:
       break;
   }
-  return kernels::choose(device.architecture, m, w.n, w.k, w.group_size, wgmma,
+  return kernels::choose(device.architecture, m, w.n, w.k, w.group_size, ordered, has_wgmma(device),
                          device.multiprocessors);
 }
 
 bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t group_size) {
   switch (kernel) {
     case Kernel::kWgmma:
-#ifdef BINARY_GEMM_HAS_SM90A
-      return device.architecture == 90;
-#else
-      return false;
-#endif
+      return has_wgmma(device);
+    case Kernel::kMma:
     case Kernel::kAuto:
     case Kernel::kDecodeS8:
       return true;
@@ -261,11 +267,27 @@ void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_si
                 arguments);
 }
 
+// The product by the mma kernel; params.x is in its order.
+void launch_mma(const Device& device, GemmParams params, std::int64_t group_size,
+                const Launch& launch) {
+  const MmaLaunch plan = plan_mma(params.m, params.n, group_size);
+  params.dependent = launch.programmatic;
+  void* arguments[] = {&params};
+  launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(plan.threads), plan.shared_bytes, launch,
+                arguments);
+}
+
+void launch_ordered(const Device& device, const GemmParams& params, std::int64_t group_size,
+                    const KernelConfig& config, const Launch& launch) {
+  if (config.family == Family::kMma) return launch_mma(device, params, group_size, launch);
+  launch_wgmma(device, params, group_size, config, launch);
+}
+
 // The product by the decode kernels, for arguments that have been checked.
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
               const Epilogue& epilogue, const MatrixView& y, const Launch& launch) {
   for (std::int64_t m = 0; m < x.m;) {
-    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*wgmma=*/false);
+    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*ordered=*/false);
     const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
     Epilogue part = epilogue;
     if (part.residual.data != nullptr) part.residual = part.residual.row_range(m, tokens);
@@ -311,11 +333,11 @@ void check_workspace_shape(std::int64_t m, std::int64_t k) {
                               std::to_string(workspace.data == nullptr ? 0 : workspace.bytes));
 }
 
-[[noreturn]] void fail_wgmma(const WeightView& w) {
-  throw std::invalid_argument(
-      "binary_gemm: the kernel wgmma needs rows of bits aligned to 16 bytes and K > 0; these are " +
-      std::to_string(w.bits_stride) + " words apart from offset " + std::to_string(w.bits_offset) +
-      ", and K = " + std::to_string(w.k));
+[[noreturn]] void fail_order(Kernel kernel, const WeightView& w) {
+  throw std::invalid_argument(std::string("binary_gemm: the kernel ") + name(kernel) +
+                              " needs rows of bits aligned to 16 bytes and K > 0; these are " +
+                              std::to_string(w.bits_stride) + " words apart from offset " +
+                              std::to_string(w.bits_offset) + ", and K = " + std::to_string(w.k));
 }
 
 bool is_enough(const Workspace& workspace, std::size_t needed) {
@@ -332,6 +354,8 @@ const char* name(Kernel kernel) {
       return "decode_b1";
     case Kernel::kDecodeS8:
       return "decode_s8";
+    case Kernel::kMma:
+      return "mma";
     case Kernel::kWgmma:
       return "wgmma";
   }
@@ -343,7 +367,7 @@ void prepare(int device) { prepared_device(device < 0 ? current_device() : devic
 std::vector<Kernel> supported_kernels(int device) {
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   std::vector<Kernel> all;
-  for (const Kernel kernel : {Kernel::kDecodeB1, Kernel::kDecodeS8, Kernel::kWgmma}) {
+  for (const Kernel kernel : {Kernel::kDecodeB1, Kernel::kDecodeS8, Kernel::kMma, Kernel::kWgmma}) {
     if (can_run(prepared, kernel, 1, 128)) all.push_back(kernel);
   }
   return all;
@@ -353,21 +377,22 @@ bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
                   std::int64_t group_size, int device) {
   check::weight_shape(n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
-  return can_run(prepared, kernel, m, group_size) && (kernel != Kernel::kWgmma || k > 0);
+  return can_run(prepared, kernel, m, group_size) && (!wants_order(kernel) || k > 0);
 }
 
 Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
                      int device) {
   check::weight_shape(n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
-  const bool wgmma = k > 0 && can_run(prepared, Kernel::kWgmma, m, group_size);
-  switch (
-      kernels::choose(prepared.architecture, m, n, k, group_size, wgmma, prepared.multiprocessors)
-          .family) {
+  switch (kernels::choose(prepared.architecture, m, n, k, group_size, k > 0, has_wgmma(prepared),
+                          prepared.multiprocessors)
+              .family) {
     case Family::kDecodeB1:
       return Kernel::kDecodeB1;
     case Family::kDecodeS8:
       return Kernel::kDecodeS8;
+    case Family::kMma:
+      return Kernel::kMma;
     case Family::kWgmma:
       break;
   }
@@ -392,20 +417,21 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_devices(device, x, w, epilogue, y);
   check_kernel(device, launch.kernel, x.m, w.group_size);
-  // The wgmma kernel reads x in an order of its own, which a pass writes to the workspace.
+  // Two kernels read x in an order of their own, which a pass writes to the workspace.
   const std::int64_t stride = ordered_stride(w.k);
   const auto needed = static_cast<std::size_t>(x.m * stride);
-  const bool forced = launch.kernel == Kernel::kWgmma;
-  const bool possible = wgmma_can_take(device, w) && is_enough(launch.workspace, needed);
-  if (forced && !possible) {
-    if (!is_enough(launch.workspace, needed)) {
-      fail_workspace("the kernel wgmma", x.m, x.k, needed, launch.workspace);
+  const bool enough = is_enough(launch.workspace, needed);
+  if (wants_order(launch.kernel)) {
+    if (!enough) {
+      fail_workspace((std::string("the kernel ") + name(launch.kernel)).c_str(), x.m, x.k, needed,
+                     launch.workspace);
     }
-    fail_wgmma(w);
+    if (!takes_order(w)) fail_order(launch.kernel, w);
   }
-  const KernelConfig config = configuration(device, launch.kernel, x.m, w, possible);
+  const KernelConfig config =
+      configuration(device, launch.kernel, x.m, w, enough && takes_order(w));
   const DeviceGuard guard(device.index);
-  if (config.family != Family::kWgmma) return multiply(device, x, w, epilogue, y, launch);
+  if (!wants_order(config.family)) return multiply(device, x, w, epilogue, y, launch);
   check_device("workspace", launch.workspace.data, device);
   auto* ordered = static_cast<std::int8_t*>(launch.workspace.data);
   check::gemm_workspace({ordered, nullptr, x.m, stride, stride, 0, 0}, x, w, epilogue, y);
@@ -413,7 +439,7 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
   GemmParams params = resolve(x, w, epilogue, y);
   params.x = ordered;
   params.x_stride = stride;
-  launch_wgmma(device, params, w.group_size, config, launch);
+  launch_ordered(device, params, w.group_size, config, launch);
 }
 
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
@@ -435,14 +461,13 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   check_device("x", x.cols > 0 ? x.data : y.data, device);
   check_devices(device, q, w, epilogue, y);
   check_kernel(device, launch.kernel, x.rows, w.group_size);
-  const bool possible = wgmma_can_take(device, w);
-  if (launch.kernel == Kernel::kWgmma && !possible) fail_wgmma(w);
-  const KernelConfig config = configuration(device, launch.kernel, x.rows, w, possible);
-  const bool wgmma = config.family == Family::kWgmma;
+  if (wants_order(launch.kernel) && !takes_order(w)) fail_order(launch.kernel, w);
+  const KernelConfig config = configuration(device, launch.kernel, x.rows, w, takes_order(w));
+  const bool ordered = wants_order(config.family);
   const DeviceGuard guard(device.index);
-  launch_quantize(device, x, q, wgmma ? static_cast<int>(w.group_size) : 0, launch);
-  if (wgmma) {
-    launch_wgmma(device, resolve(q, w, epilogue, y), w.group_size, config, launch);
+  launch_quantize(device, x, q, ordered ? static_cast<int>(w.group_size) : 0, launch);
+  if (ordered) {
+    launch_ordered(device, resolve(q, w, epilogue, y), w.group_size, config, launch);
   } else {
     multiply(device, q, w, epilogue, y, launch);
   }

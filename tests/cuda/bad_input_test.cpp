@@ -684,32 +684,37 @@ TEST_F(CudaBadInput, AKernelThatCannotTakeTheShape) {
   forced(d, Kernel::kDecodeB1, {"decode_b1", "M = 9"});
 }
 
-TEST_F(CudaBadInput, TheWgmmaKernelForced) {
-  if (!cuda::is_supported(Kernel::kWgmma, kM, kN, kK, kG)) GTEST_SKIP() << "no such kernel here";
-  EXPECT_FALSE(cuda::is_supported(Kernel::kWgmma, kM, kN, 0, kG));
-  const std::size_t needed = cuda::linear_workspace_bytes(kM, kK);
-  const auto bad = [&](const WeightView& w, const cuda::Workspace& workspace, const Parts& parts) {
-    const cuda::Launch launch = {stream(), workspace, false, Kernel::kWgmma};
-    expect_invalid([&] { cuda::binary_gemm(o().d.x(), w, {}, o().y(), launch); }, parts);
-  };
-  void* const data = cuda::Workspace(o().workspace).data;
-  bad(o().d.w(), {}, {"wgmma", "workspace", "has 0"});
-  bad(o().d.w(), {data, 100}, {"wgmma", "workspace", "has 100"});
-  bad(o().d.w(), {static_cast<char*>(data) + 8, needed}, {"workspace", "16-byte aligned"});
-  bad(o().d.w(), {o().y().data, needed}, {"workspace overlaps"});
-  bad(o().d.w(), {const_cast<std::int8_t*>(o().d.x().values), needed}, {"workspace overlaps"});
-  aligned_vector<char> on_host(needed);
-  bad(o().d.w(), {on_host.data(), needed}, {"workspace", "host"});
+TEST_F(CudaBadInput, AKernelThatWantsAnOrderForced) {
+  for (const Kernel kernel : {Kernel::kMma, Kernel::kWgmma}) {
+    if (!cuda::is_supported(kernel, kM, kN, kK, kG)) continue;
+    const std::string called = cuda::name(kernel);
+    SCOPED_TRACE(called);
+    EXPECT_FALSE(cuda::is_supported(kernel, kM, kN, 0, kG));
+    const std::size_t needed = cuda::linear_workspace_bytes(kM, kK);
+    const auto bad = [&](const WeightView& w, const cuda::Workspace& workspace,
+                         const Parts& parts) {
+      const cuda::Launch launch = {stream(), workspace, false, kernel};
+      expect_invalid([&] { cuda::binary_gemm(o().d.x(), w, {}, o().y(), launch); }, parts);
+    };
+    void* const data = cuda::Workspace(o().workspace).data;
+    bad(o().d.w(), {}, {called, "workspace", "has 0"});
+    bad(o().d.w(), {data, 100}, {called, "workspace", "has 100"});
+    bad(o().d.w(), {static_cast<char*>(data) + 8, needed}, {"workspace", "16-byte aligned"});
+    bad(o().d.w(), {o().y().data, needed}, {"workspace overlaps"});
+    bad(o().d.w(), {const_cast<std::int8_t*>(o().d.x().values), needed}, {"workspace overlaps"});
+    aligned_vector<char> on_host(needed);
+    bad(o().d.w(), {on_host.data(), needed}, {"workspace", "host"});
 
-  // Rows of bits that the copy engine can't address, of a view that is otherwise good.
-  Problem odd = make_problem({kM, kN, kK, kG}, ScalePattern::kNarrow, ActivationPattern::kRandom,
-                             all_layouts()[2], 5);
-  const DeviceProblem d(odd, stream());
-  ASSERT_NE(d.w().bits_stride % 4, 0);
-  bad(d.w(), o().workspace, {"wgmma", "16 bytes", std::to_string(d.w().bits_stride)});
-  const cuda::Launch launch = {stream(), o().workspace, false, Kernel::kWgmma};
-  expect_invalid([&] { cuda::binary_linear(o().dense_x(), d.w(), {}, o().y(), launch); },
-                 {"wgmma", "16 bytes"});
+    // Rows of bits that the copy engine can't address, of a view that is otherwise good.
+    Problem odd = make_problem({kM, kN, kK, kG}, ScalePattern::kNarrow, ActivationPattern::kRandom,
+                               all_layouts()[2], 5);
+    const DeviceProblem d(odd, stream());
+    ASSERT_NE(d.w().bits_stride % 4, 0);
+    bad(d.w(), o().workspace, {called, "16 bytes", std::to_string(d.w().bits_stride)});
+    const cuda::Launch launch = {stream(), o().workspace, false, kernel};
+    expect_invalid([&] { cuda::binary_linear(o().dense_x(), d.w(), {}, o().y(), launch); },
+                   {called, "16 bytes"});
+  }
 }
 
 TEST_F(CudaBadInput, Devices) {

@@ -536,6 +536,7 @@ TEST_F(CudaChoice, NamesAreKnown) {
   EXPECT_STREQ(cuda::name(Kernel::kAuto), "auto");
   EXPECT_STREQ(cuda::name(Kernel::kDecodeB1), "decode_b1");
   EXPECT_STREQ(cuda::name(Kernel::kDecodeS8), "decode_s8");
+  EXPECT_STREQ(cuda::name(Kernel::kMma), "mma");
   EXPECT_STREQ(cuda::name(Kernel::kWgmma), "wgmma");
 }
 

@@ -354,7 +354,9 @@ std::vector<cuda::Kernel> kernels_for(std::int64_t m, const WeightView& w) {
   const bool aligned =
       w.bits_stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(w.bits + w.bits_offset) % 16 == 0;
   if (!aligned) {
-    kernels.erase(std::remove(kernels.begin(), kernels.end(), cuda::Kernel::kWgmma), kernels.end());
+    for (const cuda::Kernel kernel : {cuda::Kernel::kWgmma, cuda::Kernel::kMma}) {
+      kernels.erase(std::remove(kernels.begin(), kernels.end(), kernel), kernels.end());
+    }
   }
   if (kernels.empty()) kernels.push_back(cuda::Kernel::kAuto);
   return kernels;

@@ -141,27 +141,6 @@ struct GemmWgmmaRings {
   }
 };
 
-/// Row `half` of a fragment (g, or g + 8): sum += mantissa · dot if it is narrow. If it is wide,
-/// sum is a float, `m` an fp16 scale, and the contract's fused multiply-add is done.
-template <int kHalf, int kValues>
-__device__ inline void add_with_wide(std::int32_t (&sum)[kValues],
-                                     const std::int32_t (&dot)[kValues], std::int16_t m,
-                                     bool wide) {
-  if (wide) {
-    const float scale = __half2float(__short_as_half(m));
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      if (i % 4 / 2 != kHalf) continue;
-      sum[i] = __float_as_int(__fmaf_rn(scale, static_cast<float>(dot[i]), __int_as_float(sum[i])));
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      if (i % 4 / 2 == kHalf) sum[i] += m * dot[i];
-    }
-  }
-}
-
 #if __CUDA_ARCH_FEAT_SM90_ALL
 /// Converter `warp` turns scales of the CTA's tiles into mantissas and units. They arrive by
 /// cp.async where the mantissas will be. A turn has one converter, as its ring is waited for in
@@ -170,11 +149,9 @@ template <class Plan>
 __device__ inline void convert_scales(const GemmParams& params, char* shared,
                                       std::uint32_t barriers, unsigned tiles, unsigned row_tiles,
                                       unsigned warp) {
-  constexpr int kPairs = Plan::kScales / 2;
   constexpr int kRowBytes = Plan::kScales * 2;
   const unsigned lane = threadIdx.x % kWarpSize;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(params.scales) % 16 == 0 &&
-                       params.scales_stride * 2 % (kRowBytes < 16 ? kRowBytes : 16) == 0;
+  const bool aligned = scales_are_aligned<kRowBytes>(params.scales, params.scales_stride);
   // Walks over the slices of the tiles, and over the stages of their turns.
   struct Walk {
     unsigned tile, slice, turn, parities, stages;  // a bit or a byte of the last two for each turn
@@ -197,28 +174,14 @@ __device__ inline void convert_scales(const GemmParams& params, char* shared,
   const auto fetch = [&](const Walk& walk) {
     char* target = shared + Plan::kMantissaOffset + place(walk) * Plan::kMantissaBytes;
     const unsigned first = walk.slice * Plan::kScales;
-    const unsigned count = min(unsigned{Plan::kScales}, params.k / Plan::kGroup - first);
+    const unsigned count = params.k / Plan::kGroup - first;
 #pragma unroll 1
     for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
       // Rows past N repeat the last one; they are not stored.
       const unsigned n = min(walk.tile % row_tiles * Plan::kRows + row, params.n - 1);
       const __half* source = params.scales + std::uint64_t{n} * params.scales_stride + first;
       char* own = target + row * kRowBytes;
-      if (aligned && count == Plan::kScales) {
-        if constexpr (kRowBytes == 8) {
-          ptx::cp_async_8(ptx::shared_address(own), source);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kRowBytes; i += 16) {
-            ptx::cp_async_16(ptx::shared_address(own) + i, source + i / 2);
-          }
-        }
-      } else {
-#pragma unroll 1
-        for (unsigned i = 0; i < Plan::kScales; ++i) {
-          reinterpret_cast<__half*>(own)[i] = i < count ? source[i] : __half{};
-        }
-      }
+      fetch_row_scales<Plan::kScales>(own, source, count, aligned);
     }
   };
   // To the converter's next slice, from `walk` itself on.
@@ -249,19 +212,8 @@ __device__ inline void convert_scales(const GemmParams& params, char* shared,
     unsigned wide_groups = 0;
 #pragma unroll 1
     for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
-      std::uint32_t* own = reinterpret_cast<std::uint32_t*>(mantissas + row * kRowBytes);
-      std::uint32_t pairs[kPairs];
-#pragma unroll
-      for (int j = 0; j < kPairs; ++j) pairs[j] = own[j];
-      const SliceUnit unit = scales_to_mantissas(pairs);
-      // A wide row keeps its scales; its unit is 0, which no narrow row's is.
-      units[row] = unit.narrow ? unit.unit : 0.0f;
-      if (!unit.narrow) {
-        wide_groups |= 1u << row / 64;
-        continue;
-      }
-#pragma unroll
-      for (int j = 0; j < kPairs; ++j) own[j] = pairs[j];
+      units[row] = convert_row_scales<Plan::kScales>(mantissas + row * kRowBytes);
+      if (units[row] == 0) wide_groups |= 1u << row / 64;
     }
     wide_groups = __reduce_or_sync(0xffffffffu, wide_groups);
     __syncwarp();

@@ -18,6 +18,14 @@ __device__ inline void cp_async_16(std::uint32_t target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
+/// The same of the first `bytes`, 0 to 16; zeros for the rest.
+__device__ inline void cp_async_16_or_zeros(std::uint32_t target, const void* source,
+                                            std::uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
 /// Copies 8 bytes from global to shared memory. Both addresses are 8-byte aligned.
 __device__ inline void cp_async_8(std::uint32_t target, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(target), "l"(source) : "memory");

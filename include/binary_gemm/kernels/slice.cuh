@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "binary_gemm/kernels/params.cuh"
+#include "binary_gemm/kernels/ptx.cuh"
 
 namespace binary_gemm {
 namespace kernels {
@@ -67,6 +68,72 @@ __device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) 
     pairs[i] = __byte_perm(low, high, 0x5410);
   }
   return slice;
+}
+
+/// Whether rows of scales can be copied by 16 bytes, or a slice's kBytes if that is less.
+template <int kBytes>
+__device__ inline bool scales_are_aligned(const __half* scales, std::uint32_t stride) {
+  return reinterpret_cast<std::uintptr_t>(scales) % 16 == 0 &&
+         stride * 2 % (kBytes < 16 ? kBytes : 16) == 0;
+}
+
+/// Copies a row's scales of one slice to shared memory: by cp.async if they are aligned and whole.
+/// `count`: how many are left in the row; zeros past them.
+template <int kScales>
+__device__ inline void fetch_row_scales(char* target, const __half* source, unsigned count,
+                                        bool aligned) {
+  constexpr int kBytes = kScales * 2;
+  if (aligned && count >= kScales) {
+    if constexpr (kBytes == 8) {
+      ptx::cp_async_8(ptx::shared_address(target), source);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBytes; i += 16) {
+        ptx::cp_async_16(ptx::shared_address(target) + i, source + i / 2);
+      }
+    }
+  } else {
+#pragma unroll 1
+    for (unsigned i = 0; i < kScales; ++i) {
+      reinterpret_cast<__half*>(target)[i] = i < count ? source[i] : __half{};
+    }
+  }
+}
+
+/// Turns a row's scales of one slice into mantissas, in place, and returns their unit. A wide row
+/// keeps its scales; its unit is 0, which no narrow row's is.
+template <int kScales>
+__device__ inline float convert_row_scales(char* row) {
+  std::uint32_t* own = reinterpret_cast<std::uint32_t*>(row);
+  std::uint32_t pairs[kScales / 2];
+#pragma unroll
+  for (int i = 0; i < kScales / 2; ++i) pairs[i] = own[i];
+  const SliceUnit unit = scales_to_mantissas(pairs);
+  if (!unit.narrow) return 0;
+#pragma unroll
+  for (int i = 0; i < kScales / 2; ++i) own[i] = pairs[i];
+  return unit.unit;
+}
+
+/// Row `half` of a fragment (g, or g + 8): sum += mantissa · dot if it is narrow. If it is wide,
+/// sum is a float, `m` an fp16 scale, and the contract's fused multiply-add is done.
+template <int kHalf, int kValues>
+__device__ inline void add_with_wide(std::int32_t (&sum)[kValues],
+                                     const std::int32_t (&dot)[kValues], std::int16_t m,
+                                     bool wide) {
+  if (wide) {
+    const float scale = __half2float(__short_as_half(m));
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (i % 4 / 2 != kHalf) continue;
+      sum[i] = __float_as_int(__fmaf_rn(scale, static_cast<float>(dot[i]), __int_as_float(sum[i])));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (i % 4 / 2 == kHalf) sum[i] += m * dot[i];
+    }
+  }
 }
 
 /// The sum of a wide slice of one row: lane i of the warp holds `dot`, that of word i; `scales` are

@@ -30,7 +30,7 @@
 namespace binary_gemm {
 namespace kernels {
 
-enum class Family : std::uint8_t { kDecodeB1, kDecodeS8, kWgmma };
+enum class Family : std::uint8_t { kDecodeB1, kDecodeS8, kMma, kWgmma };
 
 /// A kernel family and its template and launch parameters.
 struct KernelConfig {
@@ -43,6 +43,7 @@ struct KernelConfig {
 constexpr const char* name(Family family) {
   return family == Family::kDecodeB1   ? "decode_b1"
          : family == Family::kDecodeS8 ? "decode_s8"
+         : family == Family::kMma      ? "mma"
                                        : "wgmma";
 }
 
@@ -54,10 +55,10 @@ constexpr bool has_b1(int compiled_architecture) {
 /// The most tokens a family's kernels take at once; larger M is cut. decode_b1 with groups of 32
 /// needs more registers than there are for a second token.
 constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
-  return family == Family::kWgmma      ? std::int64_t{1} << 31
-         : family == Family::kDecodeS8 ? 16
-         : group_size == 32            ? 1
-                                       : 3;
+  return family == Family::kWgmma || family == Family::kMma ? std::int64_t{1} << 31
+         : family == Family::kDecodeS8                      ? 16
+         : group_size == 32                                 ? 1
+                                                            : 3;
 }
 
 /// A tile of the wgmma kernel: 64 · row_groups rows by `tokens`, and the time that a block of 128
@@ -111,6 +112,12 @@ constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t
 /// slices by turns, where decode_s8 takes rounds.
 constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 9 : 17; }
 
+/// From this M on the mma kernel is faster than decode_s8.
+inline constexpr std::int64_t kMmaMinTokens = 49;
+
+/// The one configuration of the mma kernel.
+constexpr KernelConfig configure_mma() { return {Family::kMma, 64, 3, 0}; }
+
 /// The configuration of a decode family for M tokens.
 constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t group_size) {
   const std::int64_t most = max_tokens(family, group_size);
@@ -119,12 +126,13 @@ constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t gro
   return {family, static_cast<std::uint8_t>(tokens <= 8 ? 8 : 16), 0, 0};
 }
 
-/// The table's choice; `wgmma`: it can take the product. At M = 4 the decode families meet: see
-/// bench/results.
+/// The table's choice. `ordered`: x can be put in the order of the wgmma and mma kernels; `wgmma`:
+/// there is that kernel. At M = 4 the decode families meet: see bench/results.
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
-                              std::int64_t k, std::int64_t group_size, bool wgmma,
+                              std::int64_t k, std::int64_t group_size, bool ordered, bool wgmma,
                               int multiprocessors) {
-  if (wgmma && m >= wgmma_min_tokens(k)) return choose_wgmma(m, n, k, multiprocessors);
+  if (ordered && wgmma && m >= wgmma_min_tokens(k)) return choose_wgmma(m, n, k, multiprocessors);
+  if (ordered && !wgmma && m >= kMmaMinTokens) return configure_mma();
   const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size);
   return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
 }
