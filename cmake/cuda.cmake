@@ -58,6 +58,8 @@ if(binary_gemm_cuda_reason STREQUAL "")
   set(BINARY_GEMM_CUDA_ARCHITECTURES "${binary_gemm_default_architectures}" CACHE STRING
       "CUDA architectures to compile for, as CMAKE_CUDA_ARCHITECTURES takes them")
   set(CMAKE_CUDA_ARCHITECTURES ${BINARY_GEMM_CUDA_ARCHITECTURES})
+  # PTX of 90a serves no other GPU than its machine code does, and takes a quarter of the library.
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90a$" "90a-real")
   enable_language(CUDA)
   find_package(CUDAToolkit ${binary_gemm_cuda_minimum} REQUIRED)
   set(BINARY_GEMM_WITH_CUDA ON)

@@ -52,6 +52,8 @@ WgmmaLaunch plan_group(const WgmmaShape& shape) {
       return plan<1, 3, 32, kGroup>(shape);
     case 11032:
       return plan<1, 1, 32, kGroup>(shape);
+    case 11048:
+      return plan<1, 1, 48, kGroup>(shape);
     case 13064:
       return plan<1, 3, 64, kGroup>(shape);
     case 11064:

@@ -9,11 +9,14 @@
 /// mantissa it is added to the slice's int32 sum, and once a slice (1024 of K) that is rounded and
 /// added to the total.
 ///
-/// A CTA is persistent and computes tiles of 64 · kConsumers rows by kTokens tokens. Warpgroups
-/// 0 .. kConsumers - 1 multiply, 64 rows each. Of the last warpgroup
-///   warp 0 drives the copy engine: x by blocks of 128 of K, words by slices;
-///   warp 1 turns scales into mantissas and units, slices ahead;
-///   warps 2 and 3 write finished tiles while the next is multiplied.
+/// A CTA is persistent and computes tiles of 64 · kRowGroups rows by kTokens tokens. For small
+/// tiles, where a warpgroup would mostly wait for itself, kTurns warpgroups take the slices of the
+/// same 64 rows by turns; they add to the totals in order. Of the warpgroup after those that
+/// multiply
+///   warp 0 drives the copy engine: x by stages of a few blocks of 128 of K, words by slices;
+///   one warp, or two, turn scales into mantissas and units, a slice ahead;
+///   the rest write finished tiles while the next is multiplied.
+/// They meet by rings of stages, of which each turn has its own.
 ///
 /// Fragments, of warp w of a warpgroup: lane (g, t) = (lane / 4, lane % 4) has
 ///   of A (T32,V4) -> (M16,K32): word t of rows 16w + g and 16w + g + 8, expanded;
@@ -372,6 +375,8 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
     ptx::register_decrease<Plan::kProducerRegisters>();
     if (warp == 0) {
       if (lane != 0) return;
+      ptx::prefetch_tensor_map(&bits_map);
+      ptx::prefetch_tensor_map(&x_map);
       unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
       unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
       for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {

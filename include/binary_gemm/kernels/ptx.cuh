@@ -163,6 +163,11 @@ __device__ inline void tensor_copy_3d(std::uint32_t target, const void* map, std
       : "memory");
 }
 
+/// Brings a tensor map, which is a kernel's argument, near the copy engine.
+__device__ inline void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /// Stores four 8x8 matrices of 16-bit elements, transposed: lane i gives the address of column i %
 /// 8 of matrix i / 8, 16 bytes; lane (g, t) = (lane / 4, lane % 4) has columns 2t and 2t + 1 of row
 /// g.
