@@ -64,13 +64,11 @@ struct Problem {
 /// chain alone.
 inline constexpr const char* kImpls[] = {"engine",
                                          "engine_pdl",
-                                         "engine_pdl:no_next",
                                          "engine_pdl:split_norm",
                                          "engine_pdl:split_swiglu",
                                          "engine_pdl:split_residual",
                                          "binary_gemm",
                                          "binary_gemm_pdl",
-                                         "binary_gemm_pdl:no_next",
                                          "binary_linear",
                                          "binary_linear_pdl",
                                          "cublas_bf16",
@@ -83,8 +81,7 @@ struct Impl {
   std::string name;
   std::string base;  // `name` without kernel and `_pdl`
   bool programmatic = false;
-  std::string split;     // the fused step that `engine` does without: norm, swiglu or residual
-  bool prefetch = true;  // of the chain: the weights of the product after the next
+  std::string split;  // the fused step that `engine` does without: norm, swiglu or residual
   binary_gemm::cuda::Kernel kernel = binary_gemm::cuda::Kernel::kAuto;
 
   /// Throws std::invalid_argument for a name that is none.
@@ -102,10 +99,6 @@ struct Impl {
       impl.base.resize(pdl);
     }
     if (colon == std::string::npos) return impl;
-    if (name.substr(colon) == ":no_next") {
-      impl.prefetch = false;
-      return impl;
-    }
     const std::string split_from = ":split_";
     if (impl.base == "engine" && name.compare(colon, split_from.size(), split_from) == 0) {
       impl.split = name.substr(colon + split_from.size());
@@ -132,10 +125,9 @@ struct Impl {
     if (p.chain()) {
       const bool sampled = p.m == 1 || p.m == 2 || p.m == 4 || p.m == 8 || p.m == 16;
       if (base == "read_floor" || base == "read_rate" || !split.empty()) return p.m == 1;
-      if (!prefetch) return p.m == 1 || p.m == 8;
       return sampled && (base == "engine" || name == "binary_gemm_pdl" || base == "cublas_bf16");
     }
-    if (base == "engine" || base == "read_rate" || !prefetch) return false;
+    if (base == "engine" || base == "read_rate") return false;
     // The floor is of the weights alone, whatever the batch.
     if (base == "read_floor") return p.m == 1;
     // Far behind from a few tokens on, so that a large batch would only cost time.

@@ -4,7 +4,6 @@
 ///
 /// Implementations: `engine` and `engine_pdl`, the whole step with its norms, SwiGLU and residuals;
 /// `engine_pdl:split_norm`, `:split_swiglu`, `:split_residual`, the same without a fused step;
-/// `:no_next`, without weights brought to the L2 cache ahead;
 /// `binary_gemm_pdl`, its products alone, of quantized activations that are there already;
 /// `cublas_bf16`, the same products dense; `read_floor`, a kernel a product that reads as many
 /// bytes; `read_rate`, one kernel that reads them all.
@@ -191,7 +190,6 @@ class Chain {
     engine::Cuda backend;
     backend.launch.stream = stream;
     backend.launch.programmatic = impl.programmatic;
-    backend.prefetch = impl.prefetch;
     const engine::State s = state(m);
     if (!impl.split.empty()) {
       const SplitBackend split{backend, impl.split == "norm", impl.split == "swiglu",
@@ -199,13 +197,13 @@ class Chain {
       return engine::decode_step(split, model_, s);
     }
     if (impl.base == "engine") return engine::decode_step(backend, model_, s);
-    const binary_gemm::MatrixView y[] = {s.qkv, s.x, s.gate_up, s.x};
-    for (std::size_t i = 0; i < weights_.size(); ++i) {
-      const bool head = i + 1 == weights_.size();
-      const bool down = !head && i % 4 == 3;
-      backend.binary_gemm(down ? s.q_ffn : s.q, weights_[i], {}, head ? s.logits : y[i % 4],
-                          i + 2 < weights_.size() ? weights_[i + 2] : binary_gemm::WeightView{});
+    for (const engine::Layer& layer : model_.layers) {
+      backend.binary_gemm(s.q, layer.qkv, {}, s.qkv);
+      backend.binary_gemm(s.q, layer.out, {}, s.x);
+      backend.binary_gemm(s.q, layer.gate_up, {}, s.gate_up);
+      backend.binary_gemm(s.q_ffn, layer.down, {}, s.x);
     }
+    backend.binary_gemm(s.q, model_.head, {}, s.logits);
   }
 
   void read(const ReadFloor& floor, bool whole, cudaStream_t stream) const {

@@ -183,13 +183,11 @@ def batches(results):
 
 CHAIN = [  # impl, what it is
     ("engine_pdl", "the whole step, back to back"),
-    ("engine_pdl:no_next", "the same without weights brought to L2 ahead"),
     ("engine_pdl:split_norm", "the same with RMSNorm apart"),
     ("engine_pdl:split_swiglu", "the same with SwiGLU apart"),
     ("engine_pdl:split_residual", "the same with the residual apart"),
     ("engine", "the whole step, plain"),
     ("binary_gemm_pdl", "its products alone, back to back"),
-    ("binary_gemm_pdl:no_next", "the same without weights brought to L2 ahead"),
     ("cublas_bf16", "the products by cuBLAS bf16"),
     ("read_floor", "a kernel a product that only reads"),
     ("read_rate", "one kernel that reads all"),

@@ -126,12 +126,11 @@ struct SplitBackend {
     library.quantize_activation(x, q);
   }
   void binary_gemm(const engine::ActivationView& x, const engine::WeightView& w,
-                   const engine::Epilogue& epilogue, const engine::MatrixView& y,
-                   const engine::WeightView& next) const {
+                   const engine::Epilogue& epilogue, const engine::MatrixView& y) const {
     if (!residual || epilogue.residual.data == nullptr) {
-      return library.binary_gemm(x, w, epilogue, y, next);
+      return library.binary_gemm(x, w, epilogue, y);
     }
-    library.binary_gemm(x, w, epilogue.bias, view(y.rows, y.cols), next);
+    library.binary_gemm(x, w, epilogue.bias, view(y.rows, y.cols));
     constexpr unsigned kThreads = 128;
     launch(split_add, dim3(blocks(y.rows * y.cols, kThreads)), kThreads,
            static_cast<__nv_bfloat16*>(y.data), static_cast<const __nv_bfloat16*>(scratch),

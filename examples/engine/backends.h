@@ -25,7 +25,7 @@ struct Cpu {
     binary_gemm::cpu::quantize_activation(x, q, execution);
   }
   void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
-                   const MatrixView& y, const WeightView&) const {
+                   const MatrixView& y) const {
     binary_gemm::cpu::binary_gemm(x, w, epilogue, y, execution);
   }
 };
@@ -33,7 +33,6 @@ struct Cpu {
 #ifdef ENGINE_CUDA
 struct Cuda {
   binary_gemm::cuda::Launch launch = {};
-  bool prefetch = true;  ///< the weights of the product after the next
 
   void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, float epsilon,
                          const MutableActivationView& q) const {
@@ -46,10 +45,8 @@ struct Cuda {
     binary_gemm::cuda::quantize_activation(x, q, launch);
   }
   void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
-                   const MatrixView& y, const WeightView& next) const {
-    binary_gemm::cuda::Launch how = launch;
-    if (prefetch) how.next = next;
-    binary_gemm::cuda::binary_gemm(x, w, epilogue, y, how);
+                   const MatrixView& y) const {
+    binary_gemm::cuda::binary_gemm(x, w, epilogue, y, launch);
   }
 };
 #endif

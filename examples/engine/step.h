@@ -7,7 +7,6 @@
 /// on. All else is the layer of a transformer: RMSNorm, QKV, attention's output with the residual;
 /// RMSNorm, gate and up as one weight, SwiGLU, down with the residual.
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -58,29 +57,23 @@ struct State {
   MutableActivationView q_ffn;  ///< [M, ffn]
 };
 
-/// `backend` has the library's names, as those of backends.h do. A product's last argument is that
-/// of the product after the next, whose weights it may bring near meanwhile.
+/// `backend` has the library's names, as those of backends.h do.
 template <class Backend>
 void decode_step(const Backend& backend, const Model& model, const State& s) {
-  for (std::size_t i = 0; i < model.layers.size(); ++i) {
-    const Layer& layer = model.layers[i];
-    const bool last = i + 1 == model.layers.size();
-    const WeightView& qkv_after = last ? model.head : model.layers[i + 1].qkv;
-    const WeightView out_after = last ? WeightView{} : model.layers[i + 1].out;
-
+  for (const Layer& layer : model.layers) {
     // A weight with the rows of Q, K and V is cheapest; one for each would read the same s.q.
     backend.rms_norm_quantize(s.x, layer.attention_gain, kEpsilon, s.q);
-    backend.binary_gemm(s.q, layer.qkv, {}, s.qkv, layer.gate_up);
+    backend.binary_gemm(s.q, layer.qkv, {}, s.qkv);
     backend.quantize_activation(s.qkv.column_range(0, s.x.cols), s.q);  // attention would be here
-    backend.binary_gemm(s.q, layer.out, {{}, s.x}, s.x, layer.down);
+    backend.binary_gemm(s.q, layer.out, {{}, s.x}, s.x);
 
     backend.rms_norm_quantize(s.x, layer.mlp_gain, kEpsilon, s.q);
-    backend.binary_gemm(s.q, layer.gate_up, {}, s.gate_up, qkv_after);
+    backend.binary_gemm(s.q, layer.gate_up, {}, s.gate_up);
     backend.swiglu_quantize(s.gate_up, s.q_ffn);
-    backend.binary_gemm(s.q_ffn, layer.down, {{}, s.x}, s.x, out_after);
+    backend.binary_gemm(s.q_ffn, layer.down, {{}, s.x}, s.x);
   }
   backend.rms_norm_quantize(s.x, model.final_gain, kEpsilon, s.q);
-  backend.binary_gemm(s.q, model.head, {}, s.logits, {});
+  backend.binary_gemm(s.q, model.head, {}, s.logits);
 }
 
 }  // namespace engine

@@ -67,11 +67,6 @@ struct Launch {
   bool programmatic = false;
   /// Forces a kernel, for tests and tuning; std::invalid_argument where it can't run.
   Kernel kernel = Kernel::kAuto;
-  /// Weights that a call soon after this one reads: the decode kernels bring them to the L2 cache
-  /// while they work, which keeps the memory busy where a chain of products waits for itself. Best
-  /// is the call after the next. A hint: without effect below compute capability 9.0, for weights
-  /// that are not dense, and past half of the L2 cache. None by default.
-  WeightView next = {};
 };
 
 /// Loads the kernels on a device (-1: the current one) and sets what they need. Calls do it on

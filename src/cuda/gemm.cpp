@@ -194,29 +194,6 @@ bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t g
   return false;
 }
 
-// The first rows of the next weights, as far as half of the L2 cache holds them, in shares for a
-// grid.
-void set_next(const Device& device, const WeightView& next, std::uint32_t grid,
-              GemmParams& params) {
-  const std::int64_t bits_bytes = next.k / 8;  // of a row
-  const std::int64_t scales_bytes = next.k > 0 ? next.k / next.group_size * 2 : 0;
-  const bool dense = next.bits_stride == next.k / 32 &&
-                     next.scales_stride * next.group_size == next.k &&
-                     is_aligned(next.bits + next.bits_offset, 16) &&
-                     is_aligned(next.scales + next.scales_offset, 16);
-  if (next.bits == nullptr || next.k == 0 || device.source < 90 || !dense) return;
-  const std::int64_t rows =
-      std::min<std::int64_t>(next.n, device.l2_bytes / 2 / (bits_bytes + scales_bytes));
-  const auto shares = [&](const void* data, std::int64_t bytes) -> kernels::Prefetch {
-    constexpr std::int64_t kLine = 128;
-    const std::int64_t each = (bytes + grid - 1) / grid;
-    return {static_cast<const char*>(data), static_cast<std::uint64_t>(bytes / 16 * 16),
-            static_cast<std::uint32_t>((each + kLine - 1) / kLine * kLine)};
-  };
-  params.next[0] = shares(next.bits + next.bits_offset, rows * bits_bytes);
-  params.next[1] = shares(next.scales + next.scales_offset, rows * scales_bytes);
-}
-
 // Launches the product of at most max_tokens tokens.
 void launch_decode(const Device& device, GemmParams params, std::int64_t group_size,
                    const KernelConfig& config, const Launch& launch) {
@@ -239,7 +216,6 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
         std::to_string(device.index));
   }
   params.dependent = launch.programmatic;
-  set_next(device, launch.next, plan.grid, params);
   CUtensorMap map{};
   if (plan.engine) map = bits_tensor_map(params, plan.rows, plan.slices);
   void* arguments[] = {&params, &map, plan.cut};  // decode_b1 takes the first two
@@ -319,15 +295,6 @@ void multiply(const Device& device, const ActivationView& x, const WeightView& w
                   w.group_size, config, launch);
     m += tokens;
   }
-}
-
-// Throws unless the weights of the hint are good ones of the device.
-void check_next(const Device& device, const WeightView& next) {
-  if (next.bits == nullptr) return;
-  check::layer(next, {});
-  if (next.n == 0 || next.k == 0) return;
-  check_device("the next weights' bits", next.bits, device);
-  check_device("the next weights' scales", next.scales, device);
 }
 
 void check_extents(std::int64_t m, const WeightView& w) {
@@ -450,7 +417,6 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_devices(device, x, w, epilogue, y);
   check_kernel(device, launch.kernel, x.m, w.group_size);
-  check_next(device, launch.next);
   // Two kernels read x in an order of their own, which a pass writes to the workspace.
   const std::int64_t stride = ordered_stride(w.k);
   const auto needed = static_cast<std::size_t>(x.m * stride);
@@ -495,7 +461,6 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   check_device("x", x.cols > 0 ? x.data : y.data, device);
   check_devices(device, q, w, epilogue, y);
   check_kernel(device, launch.kernel, x.rows, w.group_size);
-  check_next(device, launch.next);
   if (wants_order(launch.kernel) && !takes_order(w)) fail_order(launch.kernel, w);
   const KernelConfig config = configuration(device, launch.kernel, x.rows, w, takes_order(w));
   const bool ordered = wants_order(config.family);

@@ -33,14 +33,13 @@ Device prepare_device(int index) {
                                 " has compute capability " + std::to_string(major) + "." +
                                 std::to_string(minor) + "; 8.0 or newer is needed");
   }
-  Device device{index, 0, 0, 0, 0, 0, 0};
+  Device device{index, 0, 0, 0, 0, 0};
   BINARY_GEMM_CUDA(
       cudaDeviceGetAttribute(&device.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
   BINARY_GEMM_CUDA(cudaDeviceGetAttribute(&device.shared_memory,
                                           cudaDevAttrMaxSharedMemoryPerMultiprocessor, index));
   BINARY_GEMM_CUDA(
       cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, index));
-  BINARY_GEMM_CUDA(cudaDeviceGetAttribute(&device.l2_bytes, cudaDevAttrL2CacheSize, index));
   const DeviceGuard guard(index);
   // Reading a kernel's attributes loads it, so that nothing is loaded inside a capture.
   const auto load = [](const void* kernel) {

@@ -36,7 +36,6 @@ struct Device {
   int shared_limit;   ///< bytes of shared memory a CTA may have
   int shared_memory;  ///< bytes of shared memory of a multiprocessor
   int multiprocessors;
-  int l2_bytes;
 };
 
 /// Prepares `device` on first use.

@@ -717,26 +717,6 @@ TEST_F(CudaBadInput, AKernelThatWantsAnOrderForced) {
   }
 }
 
-TEST_F(CudaBadInput, TheNextWeights) {
-  const auto bad = [&](const WeightView& next, const Parts& parts) {
-    cuda::Launch launch = {stream(), o().workspace};
-    launch.next = next;
-    expect_invalid([&] { cuda::binary_gemm(o().d.x(), o().d.w(), {}, o().y(), launch); }, parts);
-    expect_invalid([&] { cuda::binary_linear(o().dense_x(), o().d.w(), {}, o().y(), launch); },
-                   parts);
-  };
-  WeightView next = o().d.w();
-  next.group_size = 100;
-  bad(next, {"100"});
-  next = o().d.w();
-  next.scales = nullptr;
-  bad(next, {"scales"});
-  aligned_vector<std::uint32_t> on_host(static_cast<std::size_t>(kN * kK / 32));
-  next = o().d.w();
-  next.bits = on_host.data(), next.bits_offset = 0;
-  bad(next, {"the next weights' bits", "host"});
-}
-
 TEST_F(CudaBadInput, Devices) {
   int count = 0;
   BINARY_GEMM_CHECK_CUDA(cudaGetDeviceCount(&count));

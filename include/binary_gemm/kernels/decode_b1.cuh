@@ -292,7 +292,6 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     ptx::fence_mbarrier_init();
     fetch_scales_by_engine(params, n0, Plan::kRows, scales, scales_barrier);
     fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, slices, shared, bits_barrier);
-    prefetch_next(params);
   }
   __syncwarp();
 #endif

@@ -307,7 +307,6 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
       block += gridDim.x;
       if (block >= cut.blocks) block = blockIdx.x, ++round;
     }
-    prefetch_next(params);
   }
   __syncwarp();
 #endif

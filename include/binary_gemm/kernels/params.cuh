@@ -14,13 +14,6 @@ namespace kernels {
 
 inline constexpr int kWarpSize = 32;
 
-/// Memory to be brought to the L2 cache: a share for each CTA, in whole lines. All multiples of 16.
-struct Prefetch {
-  const char* data;
-  std::uint64_t bytes;  ///< 0: nothing
-  std::uint32_t share;
-};
-
 struct GemmParams {
   const std::int8_t* x;  ///< [m, k]
   std::int64_t x_stride;
@@ -42,7 +35,6 @@ struct GemmParams {
   bool vectorized;  ///< all rows of bits and x are 16-byte aligned, slices of scales to 16 bytes or
                     ///< to their size
   bool dependent;   ///< launched with programmatic dependent launch
-  Prefetch next[2];  ///< bits and scales of a later product
 };
 
 }  // namespace kernels

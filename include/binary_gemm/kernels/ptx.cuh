@@ -163,11 +163,6 @@ __device__ inline void tensor_copy_3d(std::uint32_t target, const void* map, std
       : "memory");
 }
 
-/// Brings `bytes` (a multiple of 16, at a 16-byte aligned address) to the L2 cache.
-__device__ inline void bulk_prefetch(const void* source, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 /// Brings a tensor map, which is a kernel's argument, near the copy engine.
 __device__ inline void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

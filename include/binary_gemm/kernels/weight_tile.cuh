@@ -149,18 +149,6 @@ __device__ inline void fetch_scales_by_engine(const GemmParams& params, unsigned
                  params.scales + std::uint64_t{n0} * params.scales_stride, bytes, barrier);
 }
 
-/// One thread brings its CTA's share of what a later product reads to the L2 cache.
-__device__ inline void prefetch_next(const GemmParams& params) {
-#pragma unroll
-  for (const Prefetch& next : params.next) {
-    const std::uint64_t begin = std::uint64_t{blockIdx.x} * next.share;
-    if (begin >= next.bytes) continue;
-    const std::uint64_t left = next.bytes - begin;
-    ptx::bulk_prefetch(next.data + begin,
-                       left < next.share ? static_cast<std::uint32_t>(left) : next.share);
-  }
-}
-
 /// Fetches a box of `slices` slices from `slice` on.
 __device__ inline void fetch_bits_by_engine(const CUtensorMap& bits_map, unsigned n0, unsigned rows,
                                             unsigned slice, unsigned slices, const char* target,
