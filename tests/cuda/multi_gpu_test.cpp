@@ -532,21 +532,6 @@ TEST_F(CudaMultiGpu, OperandsOfAnotherDeviceAreRefused) {
   EXPECT_TRUE(there.unchanged());
 }
 
-TEST_F(CudaMultiGpu, AStreamOfAnotherDeviceIsAnError) {
-  Host host({2, 16, 512, 128}, 8);
-  const auto ranks = make_ranks(host);
-  DeviceOutput y = ranks[1]->output();
-  cuda::Launch launch = ranks[1]->launch();
-  launch.stream = ranks[0]->stream();
-  EXPECT_THROW(gemm_rows(*ranks[1], {0, 16}, y, launch), cuda::CudaError);
-  EXPECT_EQ(CurrentDevice::get(), 0) << "after a call that threw";
-  cudaGetLastError();
-  y.fetch();
-  EXPECT_TRUE(y.host().untouched());
-  gemm_rows(*ranks[1], {0, 16}, y, ranks[1]->launch());
-  EXPECT_TRUE(equal_bits(y.fetch(), std::as_const(host.gemm).view(kType)));
-}
-
 TEST_F(CudaMultiGpu, PeerAccessIsNeitherNeededNorChanged) {
   Host host({3, 50, 1024, 128}, 9);
   const auto ranks = make_ranks(host);
