@@ -1,0 +1,88 @@
+/// The tuning table, which needs no CUDA to be read.
+
+#include "binary_gemm/kernels/tuning.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string>
+
+namespace binary_gemm {
+namespace kernels {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+constexpr std::int64_t kGroups[] = {32, 64, 128, 256};
+
+struct Layer {
+  std::int64_t n;
+  std::int64_t k;
+};
+constexpr Layer kLayers[] = {{8192, 5120},   {5120, 5120}, {17408, 5120}, {5120, 17408},
+                             {248320, 5120}, {1, 32},      {65, 1024}};
+
+std::int64_t wgmma_ns(const KernelConfig& config, std::int64_t m, const Layer& layer) {
+  for (const WgmmaTile& tile : kWgmmaTiles) {
+    if (tile.tokens == config.tokens && tile.row_groups == config.row_groups &&
+        tile.turns == config.turns) {
+      return wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors);
+    }
+  }
+  ADD_FAILURE() << "no tile of the table: " << int{config.tokens} << " tokens";
+  return 0;
+}
+
+TEST(Tuning, IsKnownToTheCompiler) {
+  static_assert(
+      choose(90, 1, 8192, 5120, 128, true, true, kMultiprocessors).family == Family::kDecodeB1, "");
+  static_assert(
+      choose(90, 8, 8192, 5120, 128, true, true, kMultiprocessors).family == Family::kDecodeS8, "");
+  static_assert(
+      choose(90, 2048, 8192, 5120, 128, true, true, kMultiprocessors).family == Family::kWgmma, "");
+  static_assert(
+      choose(80, 2048, 8192, 5120, 128, true, false, kMultiprocessors).family == Family::kMma, "");
+  static_assert(
+      choose(100, 1, 8192, 5120, 128, true, false, kMultiprocessors).family == Family::kDecodeS8,
+      "the binary tensor core is emulated");
+}
+
+TEST(Tuning, NamesAreDifferent) {
+  const std::string names[] = {name(Family::kDecodeB1), name(Family::kDecodeS8), name(Family::kMma),
+                               name(Family::kWgmma)};
+  for (auto i = std::begin(names); i != std::end(names); ++i) {
+    EXPECT_EQ(std::count(std::begin(names), std::end(names), *i), 1) << *i;
+  }
+}
+
+// A family is only chosen for as many tokens as it takes at once, or more, which are cut.
+TEST(Tuning, TilesHoldTheirTokens) {
+  for (const std::int64_t g : kGroups) {
+    for (std::int64_t m = 1; m <= 64; ++m) {
+      const KernelConfig config = choose(90, m, 8192, 5120, g, false, false, kMultiprocessors);
+      const std::int64_t most = max_tokens(config.family, g);
+      EXPECT_GE(config.tokens, std::min(m, most)) << "M = " << m << ", G = " << g;
+      EXPECT_TRUE(config.family != Family::kDecodeB1 || m <= most) << "M = " << m;
+    }
+  }
+}
+
+TEST(Tuning, TheWgmmaTileIsTheFastest) {
+  for (const Layer& layer : kLayers) {
+    std::int64_t before = 0;
+    for (std::int64_t m = 1; m <= 9000; m += m < 600 ? 1 : 97) {
+      const KernelConfig config = choose_wgmma(m, layer.n, layer.k, kMultiprocessors);
+      const std::int64_t ns = wgmma_ns(config, m, layer);
+      for (const WgmmaTile& tile : kWgmmaTiles) {
+        EXPECT_LE(ns, wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors));
+      }
+      EXPECT_GE(ns, before) << "N = " << layer.n << ", M = " << m << ": more tokens take less time";
+      before = ns;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kernels
+}  // namespace binary_gemm
