@@ -68,6 +68,11 @@ bg_status bg_cuda_linear_workspace_bytes(int64_t m, int64_t k, size_t* bytes) {
       [&] { bg::c_api::require(bytes, "bytes") = bg::cuda::linear_workspace_bytes(m, k); });
 }
 
+bg_status bg_cuda_gemm_workspace_bytes(int64_t m, int64_t k, size_t* bytes) {
+  return guarded(
+      [&] { bg::c_api::require(bytes, "bytes") = bg::cuda::gemm_workspace_bytes(m, k); });
+}
+
 bg_status bg_cuda_pack_weights(const bg_matrix* dense, const bg_weights* w,
                                const bg_launch* launch) {
   return guarded(

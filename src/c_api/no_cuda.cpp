@@ -34,6 +34,9 @@ BINARY_GEMM_WEAK bg_status bg_cuda_is_supported(int64_t, int64_t, int64_t, int32
 BINARY_GEMM_WEAK bg_status bg_cuda_linear_workspace_bytes(int64_t, int64_t, size_t*) {
   return refuse();
 }
+BINARY_GEMM_WEAK bg_status bg_cuda_gemm_workspace_bytes(int64_t, int64_t, size_t*) {
+  return refuse();
+}
 BINARY_GEMM_WEAK bg_status bg_cuda_pack_weights(const bg_matrix*, const bg_weights*,
                                                 const bg_launch*) {
   return refuse();

@@ -214,6 +214,7 @@ TEST_F(CApiCuda, Errors) {
   expect_error(bg_cuda_prepare(63), BG_CUDA_ERROR, "cudaErrorInvalidDevice");
   expect_error(bg_cuda_prepare(64), BG_INVALID_ARGUMENT, "device 64");
   expect_error(bg_cuda_is_supported(1, 100, 128, -1), BG_INVALID_ARGUMENT, "K = 100");
+  expect_error(bg_cuda_gemm_workspace_bytes(1, 128, nullptr), BG_INVALID_ARGUMENT, "bytes is NULL");
   expect_error(bg_cuda_linear_workspace_bytes(1, 128, nullptr), BG_INVALID_ARGUMENT,
                "bytes is NULL");
   expect_error(bg_cuda_linear_workspace_bytes(-1, 128, &workspace_bytes), BG_INVALID_ARGUMENT,

@@ -132,8 +132,13 @@ static void support(int cuda_is_linked) {
   if (cuda_is_linked) {
     EXPECT(bg_cuda_linear_workspace_bytes(1, 5120, &bytes) == BG_OK);
     EXPECT(bytes >= 5120);
+    EXPECT(bg_cuda_gemm_workspace_bytes(1, 5120, &bytes) == BG_OK);
+    EXPECT(bytes == 0);
+    EXPECT(bg_cuda_gemm_workspace_bytes(100, 5120, &bytes) == BG_OK);
+    EXPECT(bytes >= 512000);
   } else {
     EXPECT(bg_cuda_linear_workspace_bytes(1, 5120, &bytes) == BG_NOT_SUPPORTED);
+    EXPECT(bg_cuda_gemm_workspace_bytes(1, 5120, &bytes) == BG_NOT_SUPPORTED);
     EXPECT(bg_cuda_prepare(-1) == BG_NOT_SUPPORTED);
     EXPECT(message_has("binary_gemm_cuda"));
   }

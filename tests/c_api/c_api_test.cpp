@@ -506,6 +506,7 @@ TEST(CApi, WithoutCuda) {
   expect_refused(bg_cuda_prepare(0));
   expect_refused(bg_cuda_is_supported(1, 128, 128, -1));
   expect_refused(bg_cuda_linear_workspace_bytes(1, 128, &bytes));
+  expect_refused(bg_cuda_gemm_workspace_bytes(1, 128, &bytes));
   expect_refused(bg_cuda_pack_weights(nullptr, nullptr, nullptr));
   expect_refused(bg_cuda_unpack_weights(nullptr, nullptr, nullptr));
   expect_refused(bg_cuda_quantize_activation(nullptr, nullptr, nullptr));
