@@ -30,20 +30,10 @@
 namespace binary_gemm {
 namespace kernels {
 
-/// Puts 32 consecutive bytes (four a word) in the order of expand_signs: two 4x4 byte transposes.
+/// Puts 32 consecutive bytes (four a word) in the order of expand_signs.
 __device__ inline void permute_as_signs(std::uint32_t (&words)[8]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    std::uint32_t* w = &words[4 * half];
-    const std::uint32_t low01 = __byte_perm(w[0], w[1], 0x5140);   // w0.0 w1.0 w0.1 w1.1
-    const std::uint32_t high01 = __byte_perm(w[0], w[1], 0x7362);  // w0.2 w1.2 w0.3 w1.3
-    const std::uint32_t low23 = __byte_perm(w[2], w[3], 0x5140);
-    const std::uint32_t high23 = __byte_perm(w[2], w[3], 0x7362);
-    w[0] = __byte_perm(low01, low23, 0x5410);
-    w[1] = __byte_perm(low01, low23, 0x7632);
-    w[2] = __byte_perm(high01, high23, 0x5410);
-    w[3] = __byte_perm(high01, high23, 0x7632);
-  }
+  transpose_bytes(&words[0]);
+  transpose_bytes(&words[4]);
 }
 
 /// The shapes and the shared-memory plan of decode_s8, for host and device.

@@ -102,5 +102,18 @@ __device__ inline void expand_lane_word(std::uint32_t word, std::uint32_t (&sign
   }
 }
 
+/// The 4x4 transpose of the bytes of four words: what is in the order of expand_signs and what is
+/// in that of columns differ by it.
+__device__ inline void transpose_bytes(std::uint32_t* w) {
+  const std::uint32_t low01 = __byte_perm(w[0], w[1], 0x5140);   // w0.0 w1.0 w0.1 w1.1
+  const std::uint32_t high01 = __byte_perm(w[0], w[1], 0x7362);  // w0.2 w1.2 w0.3 w1.3
+  const std::uint32_t low23 = __byte_perm(w[2], w[3], 0x5140);
+  const std::uint32_t high23 = __byte_perm(w[2], w[3], 0x7362);
+  w[0] = __byte_perm(low01, low23, 0x5410);
+  w[1] = __byte_perm(low01, low23, 0x7632);
+  w[2] = __byte_perm(high01, high23, 0x5410);
+  w[3] = __byte_perm(high01, high23, 0x7632);
+}
+
 }  // namespace kernels
 }  // namespace binary_gemm

@@ -21,18 +21,6 @@ struct PermuteParams {
   bool vectorized;  ///< x's rows are 16-byte aligned
 };
 
-/// The 4x4 transpose of the bytes of four words.
-__device__ inline void transpose_bytes(std::uint32_t (&w)[4]) {
-  const std::uint32_t low01 = __byte_perm(w[0], w[1], 0x5140);   // w0.0 w1.0 w0.1 w1.1
-  const std::uint32_t high01 = __byte_perm(w[0], w[1], 0x7362);  // w0.2 w1.2 w0.3 w1.3
-  const std::uint32_t low23 = __byte_perm(w[2], w[3], 0x5140);
-  const std::uint32_t high23 = __byte_perm(w[2], w[3], 0x7362);
-  w[0] = __byte_perm(low01, low23, 0x5410);
-  w[1] = __byte_perm(low01, low23, 0x7632);
-  w[2] = __byte_perm(high01, high23, 0x5410);
-  w[3] = __byte_perm(high01, high23, 0x7632);
-}
-
 /// Half a block of 128: 64 values of the permuted order, from four runs of 16.
 template <int kGroup>
 __device__ inline void permute_half(std::uint32_t (&runs)[4][4]) {
