@@ -37,7 +37,7 @@ struct GemmMma {
   static constexpr int kBlock = 128;  ///< of K: a stage of x
   static constexpr int kBlocks = static_cast<int>(kSliceK) / kBlock;
   static constexpr int kScales = static_cast<int>(kSliceK) / kGroup;
-  static constexpr int kXStages = kGroup == 32 ? 2 : 4;  ///< all fits in 99 KiB
+  static constexpr int kXStages = kGroup == 32 ? 2 : 4;
 
   static constexpr int kXBytes = kTokens * kBlock;
   static constexpr int kLineBytes = static_cast<int>(kSliceK) / 8;
@@ -50,6 +50,7 @@ struct GemmMma {
   static constexpr int kMantissaOffset = kWordOffset + 2 * kWordBytes;
   static constexpr int kUnitOffset = kMantissaOffset + 2 * kMantissaBytes;
   static constexpr int kSharedBytes = kUnitOffset + 2 * kUnitBytes;
+  static_assert(kSharedBytes <= 99 * 1024, "what a CTA of sm_86 may have");
   /// At the end the totals lie over x and the words, as [token][row], padded so that lanes (g, t)
   /// hit different banks.
   static constexpr int kTotalStride = kRows + 4;
