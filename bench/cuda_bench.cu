@@ -142,8 +142,7 @@ Options parse_options(int& argc, char** argv, const std::string& device_name) {
   return options;
 }
 
-// ---- Results
-// -------------------------------------------------------------------------------------
+// ---- Results ----
 
 std::string key(const Problem& p, const Impl& impl) {
   return std::string(p.layer.name) + "," + std::to_string(p.n()) + "," + std::to_string(p.k()) +
@@ -311,8 +310,18 @@ void print_worst(const Reporter& results, const Impl& impl, const Options& optio
   }
 }
 
-// ---- Measuring
-// -----------------------------------------------------------------------------------
+// ---- Measuring ----
+
+void report(benchmark::State& state, const Problem& p, const Timing& best,
+            std::int64_t weight_bytes, const std::string& label) {
+  for (auto _ : state) state.SetIterationTime(1e-6 * best.us);
+  state.SetLabel(label);
+  state.counters["tops"] = tops(p, best.us);
+  state.counters["gbps"] = 1e-3 * static_cast<double>(weight_bytes) / best.us;
+  state.counters["spread%"] = 100 * (best.max_us - best.min_us) / best.us;
+  state.counters["MHz"] = best.mhz;
+  state.counters["bytes"] = static_cast<double>(weight_bytes);
+}
 
 void measure(benchmark::State& state, const Impl& impl, const Problem& p, Operands& operands,
              Timer& timer, double sustain_ms) {
@@ -346,13 +355,7 @@ void measure(benchmark::State& state, const Impl& impl, const Problem& p, Operan
     state.SkipWithError(error.what());
     return;
   }
-  for (auto _ : state) state.SetIterationTime(1e-6 * best.us);
-  state.SetLabel(label);
-  state.counters["tops"] = tops(p, best.us);
-  state.counters["gbps"] = 1e-3 * static_cast<double>(weight_bytes) / best.us;
-  state.counters["spread%"] = 100 * (best.max_us - best.min_us) / best.us;
-  state.counters["MHz"] = best.mhz;
-  state.counters["bytes"] = static_cast<double>(weight_bytes);
+  report(state, p, best, weight_bytes, label);
 }
 
 // The chain, made when it is first measured: its weights take three gigabytes, and dense 46.
@@ -393,13 +396,7 @@ void measure_chain(benchmark::State& state, const Impl& impl, const Problem& p, 
     state.SkipWithError(error.what());
     return;
   }
-  for (auto _ : state) state.SetIterationTime(1e-6 * best.us);
-  state.SetLabel(label);
-  state.counters["tops"] = tops(p, best.us);
-  state.counters["gbps"] = 1e-3 * static_cast<double>(weight_bytes) / best.us;
-  state.counters["spread%"] = 100 * (best.max_us - best.min_us) / best.us;
-  state.counters["MHz"] = best.mhz;
-  state.counters["bytes"] = static_cast<double>(weight_bytes);
+  report(state, p, best, weight_bytes, label);
 }
 
 // Tokens a second, and what is asked of the chain: its time against cuBLAS's and against that of

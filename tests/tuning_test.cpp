@@ -9,6 +9,8 @@
 #include <iterator>
 #include <string>
 
+#include "wgmma_shapes.h"
+
 namespace binary_gemm {
 namespace kernels {
 namespace {
@@ -65,6 +67,15 @@ TEST(Tuning, TilesHoldTheirTokens) {
       EXPECT_GE(config.tokens, std::min(m, most)) << "M = " << m << ", G = " << g;
       EXPECT_TRUE(config.family != Family::kDecodeB1 || m <= most) << "M = " << m;
     }
+  }
+}
+
+// Else it would be a kernel that nobody launches, and no test could.
+TEST(Tuning, EveryWgmmaTileIsChosenForSomeShape) {
+  for (const WgmmaTile& tile : kWgmmaTiles) {
+    EXPECT_GT(testing::shape_of_tile(tile, kMultiprocessors).m, 0)
+        << 64 * tile.row_groups << " rows, " << int{tile.tokens} << " tokens, " << int{tile.turns}
+        << " turns";
   }
 }
 

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "families.h"
 #include "launch.h"
+#include "quantize_params.h"
 
 namespace binary_gemm {
 namespace cuda {
@@ -43,27 +44,6 @@ const void* swiglu_kernel(DataType type, bool vectorized, bool cluster) {
     default:
       return swiglu_kernel<float>(cluster);
   }
-}
-
-bool is_aligned(const void* pointer, std::uintptr_t alignment) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
-}
-
-// The rows of x, of which q's k columns are made; `middle`: the column where a second half begins.
-kernels::QuantizeParams resolve(const ConstMatrixView& x, std::int64_t middle,
-                                const MutableActivationView& q) {
-  const std::int64_t element = size_of(x.type);
-  kernels::QuantizeParams params{};
-  params.x = static_cast<const char*>(x.data) + x.offset * element;
-  params.x_stride = x.row_stride;
-  params.q = q.values + q.offset;
-  params.q_stride = q.row_stride;
-  params.scales = q.scales + q.scales_offset;
-  params.k = q.k;
-  params.vectorized = is_aligned(params.x, 16) && x.row_stride * element % 16 == 0 &&
-                      middle * element % 16 == 0 && is_aligned(params.q, 8) &&
-                      q.row_stride % 8 == 0 && q.k % kernels::kQuantizeVector == 0;
-  return params;
 }
 
 // The device of the call; checks that x and q are there.
@@ -103,7 +83,7 @@ void rms_norm_quantize(const ConstMatrixView& x, const ConstMatrixView& gain, fl
   if (x.rows == 0) return;
   const Device& device = device_of_call("x", x, q);
   kernels::RmsNormParams params{};
-  params.rows = resolve(x, 0, q);
+  params.rows = quantize_params(x, 0, q);
   params.type = x.type;
   params.epsilon = epsilon;
   if (gain.data != nullptr && q.k > 0) {
@@ -124,7 +104,7 @@ void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView
   check::swiglu_quantize(gate_up, q);
   if (gate_up.rows == 0) return;
   const Device& device = device_of_call("gate_up", gate_up, q);
-  kernels::SwigluParams params{resolve(gate_up, q.k, q), gate_up.type};
+  kernels::SwigluParams params{quantize_params(gate_up, q.k, q), gate_up.type};
   const bool vectorized = params.rows.vectorized;
   // A cluster where a CTA of a row would have much to do and multiprocessors would stand idle.
   const bool cluster = vectorized && device.source >= 90 && q.k > kernels::kFusedStep / 2 &&

@@ -134,11 +134,11 @@ bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64
          tensor_map_encoder() != nullptr;
 }
 
-// Rows of x in the order of the wgmma kernel are padded to this.
-constexpr std::int64_t kOrderBlock = 128;
+using kernels::kOrderBlock;
 
 std::int64_t ordered_stride(std::int64_t k) {
-  return (k + kOrderBlock - 1) / kOrderBlock * kOrderBlock;
+  constexpr std::int64_t kBlock = kOrderBlock;
+  return (k + kBlock - 1) / kBlock * kBlock;
 }
 
 // Whether there is the wgmma kernel.
@@ -325,9 +325,9 @@ void check_workspace_shape(std::int64_t m, std::int64_t k) {
   }
 }
 
-[[noreturn]] void fail_workspace(const char* call, std::int64_t m, std::int64_t k,
+[[noreturn]] void fail_workspace(const std::string& call, std::int64_t m, std::int64_t k,
                                  std::size_t needed, const Workspace& workspace) {
-  throw std::invalid_argument(std::string("binary_gemm: ") + call + " of M = " + std::to_string(m) +
+  throw std::invalid_argument("binary_gemm: " + call + " of M = " + std::to_string(m) +
                               ", K = " + std::to_string(k) + " needs a workspace of " +
                               std::to_string(needed) + " bytes, but has " +
                               std::to_string(workspace.data == nullptr ? 0 : workspace.bytes));
@@ -423,7 +423,7 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
   const bool enough = is_enough(launch.workspace, needed);
   if (wants_order(launch.kernel)) {
     if (!enough) {
-      fail_workspace((std::string("the kernel ") + name(launch.kernel)).c_str(), x.m, x.k, needed,
+      fail_workspace(std::string("the kernel ") + name(launch.kernel), x.m, x.k, needed,
                      launch.workspace);
     }
     if (!takes_order(w)) fail_order(launch.kernel, w);

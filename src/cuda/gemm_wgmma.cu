@@ -1,6 +1,9 @@
 #include "binary_gemm/kernels/gemm_wgmma.cuh"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <utility>
 
 #include "families.h"
 
@@ -20,12 +23,20 @@ std::uint32_t shared_bytes_for(std::uint32_t needed, std::int64_t at_once,
                               std::min<std::int64_t>(share, shape.shared_limit) / kUnit * kUnit));
 }
 
-template <int kRowGroups, int kTurns, int kTokens, int kGroup>
+using kernels::kWgmmaTiles;
+using kernels::WgmmaTile;
+
+template <std::size_t kTile, int kGroup>
 WgmmaLaunch plan(const WgmmaShape& shape) {
-  using Plan = kernels::GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>;
+  constexpr WgmmaTile kTable = kWgmmaTiles[kTile];
+  // Groups of 256 need more registers than there are with the most tokens.
+  constexpr int kMostTokens = kGroup > 128 ? 160 : 255;
+  constexpr int kTokens = std::min<int>(kTable.tokens, kMostTokens);
+  using Plan = kernels::GemmWgmma<kTable.row_groups, kTable.turns, kTokens, kGroup>;
+  static_assert(Plan::kResident == kernels::resident(kTable), "the table's times are of so many");
   WgmmaLaunch launch;
-  launch.kernel =
-      reinterpret_cast<const void*>(&kernels::gemm_wgmma<kRowGroups, kTurns, kTokens, kGroup>);
+  launch.kernel = reinterpret_cast<const void*>(
+      &kernels::gemm_wgmma<kTable.row_groups, kTable.turns, kTokens, kGroup>);
   const std::int64_t tiles =
       (shape.n + Plan::kRows - 1) / Plan::kRows * ((shape.m + Plan::kTokens - 1) / Plan::kTokens);
   const std::int64_t at_once = std::min<std::int64_t>(
@@ -40,53 +51,34 @@ WgmmaLaunch plan(const WgmmaShape& shape) {
   return launch;
 }
 
-template <int kGroup>
-WgmmaLaunch plan_group(const WgmmaShape& shape) {
-  // Groups of 256 need more registers than there are with the most tokens.
-  constexpr int kMostTokens = kGroup > 128 ? 160 : 176;
-  const kernels::KernelConfig& config = shape.config;
-  switch (config.row_groups * 10000 + config.turns * 1000 + config.tokens) {
-    case 14016:
-      return plan<1, 4, 16, kGroup>(shape);
-    case 13032:
-      return plan<1, 3, 32, kGroup>(shape);
-    case 11032:
-      return plan<1, 1, 32, kGroup>(shape);
-    case 11048:
-      return plan<1, 1, 48, kGroup>(shape);
-    case 13064:
-      return plan<1, 3, 64, kGroup>(shape);
-    case 11064:
-      return plan<1, 1, 64, kGroup>(shape);
-    case 12096:
-      return plan<1, 2, 96, kGroup>(shape);
-    case 12128:
-      return plan<1, 2, 128, kGroup>(shape);
-    case 21096:
-      return plan<2, 1, 96, kGroup>(shape);
-    case 21112:
-      return plan<2, 1, 112, kGroup>(shape);
-    case 21128:
-      return plan<2, 1, 128, kGroup>(shape);
-    case 21160:
-      return plan<2, 1, 160, kGroup>(shape);
-    case 21176:
-      return plan<2, 1, kMostTokens, kGroup>(shape);
-  }
-  return {};
+bool has_tile(const kernels::KernelConfig& config, const WgmmaTile& tile) {
+  return config.tokens == tile.tokens && config.row_groups == tile.row_groups &&
+         config.turns == tile.turns;
+}
+
+// The table's tile that the configuration has.
+template <int kGroup, std::size_t... kTiles>
+WgmmaLaunch plan_group(const WgmmaShape& shape, std::index_sequence<kTiles...>) {
+  WgmmaLaunch launch;
+  static_cast<void>(((has_tile(shape.config, kWgmmaTiles[kTiles]) &&
+                      (launch = plan<kTiles, kGroup>(shape), true)) ||
+                     ...));
+  return launch;
 }
 
 }  // namespace
 
 WgmmaLaunch plan_wgmma(const WgmmaShape& shape) {
-  return with_group_size(shape.group_size,
-                         [&](auto group) { return plan_group<decltype(group)::value>(shape); });
+  return with_group_size(shape.group_size, [&](auto group) {
+    return plan_group<decltype(group)::value>(shape,
+                                              std::make_index_sequence<std::size(kWgmmaTiles)>{});
+  });
 }
 
 std::vector<const void*> wgmma_kernels() {
   std::vector<const void*> all;
   for (const std::int64_t group : kGroupSizes) {
-    for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
+    for (const WgmmaTile& tile : kWgmmaTiles) {
       const kernels::KernelConfig config{kernels::Family::kWgmma, tile.tokens, tile.row_groups,
                                          tile.turns};
       all.push_back(plan_wgmma({config, 1, 1, group, 1 << 17, 1 << 17, 1}).kernel);

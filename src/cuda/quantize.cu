@@ -7,6 +7,7 @@
 #include "check.h"
 #include "families.h"
 #include "launch.h"
+#include "quantize_params.h"
 
 namespace binary_gemm {
 namespace cuda {
@@ -53,8 +54,7 @@ void launch_permute(const Device& device, const ActivationView& x, std::int8_t* 
   params.permuted = permuted;
   params.permuted_stride = permuted_stride;
   params.k = static_cast<std::uint32_t>(x.k);
-  params.vectorized =
-      reinterpret_cast<std::uintptr_t>(params.x) % 16 == 0 && x.row_stride % 16 == 0;
+  params.vectorized = is_aligned(params.x, 16) && x.row_stride % 16 == 0;
   void* arguments[] = {&params};
   launch_kernel(device, permute_kernel(group_size), dim3(static_cast<unsigned>(x.m)),
                 dim3(kernels::kPermuteThreads), 0, launch, arguments);
@@ -62,19 +62,8 @@ void launch_permute(const Device& device, const ActivationView& x, std::int8_t* 
 
 void launch_quantize(const Device& device, const ConstMatrixView& x, const MutableActivationView& q,
                      int order, const Launch& launch) {
-  const std::int64_t element = size_of(x.type);
-  kernels::QuantizeParams params{};
-  params.x = static_cast<const char*>(x.data) + x.offset * element;
-  params.x_stride = x.row_stride;
-  params.q = q.values + q.offset;
-  params.q_stride = q.row_stride;
-  params.scales = q.scales + q.scales_offset;
-  params.k = x.cols;
+  kernels::QuantizeParams params = quantize_params(x, 0, q);
   params.order = order;
-  params.vectorized = reinterpret_cast<std::uintptr_t>(params.x) % 16 == 0 &&
-                      x.row_stride * element % 16 == 0 &&
-                      reinterpret_cast<std::uintptr_t>(params.q) % 8 == 0 &&
-                      q.row_stride % 8 == 0 && x.cols % kernels::kQuantizeVector == 0;
   void* arguments[] = {&params};
   launch_kernel(device, kernel_for(x.type, params.vectorized), dim3(static_cast<unsigned>(x.rows)),
                 dim3(kernels::kQuantizeThreads), 0, launch, arguments);

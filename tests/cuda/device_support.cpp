@@ -251,6 +251,21 @@ MutableWeightView DeviceWeights::at(std::uint32_t* bits_base, float16* scales_ba
 
 // ---- Problems and what they give ----
 
+void fill_any_bits(GuardedBuffer& x, DataType type, Random& random) {
+  for (std::int64_t m = 0; m < x.rows(); ++m) {
+    const auto limit = static_cast<std::uint32_t>(random.integer(1, 0x7f80)) << 16;
+    for (std::int64_t k = 0; k < x.cols(); ++k) {
+      auto bits = static_cast<std::uint32_t>(random.bits());
+      if (random.chance(0.999)) bits = (bits & 0x80000000u) | (bits & 0x7fffffffu) % limit;
+      if (type == DataType::kFloat32) {
+        x.row<std::uint32_t>(m)[k] = bits;
+      } else {
+        x.row<std::uint16_t>(m)[k] = static_cast<std::uint16_t>(bits >> 16);
+      }
+    }
+  }
+}
+
 Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern activations,
                           const Layout& layout, std::uint64_t seed) {
   constexpr std::int64_t kFew = 24;

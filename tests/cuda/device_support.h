@@ -150,6 +150,10 @@ struct DeviceWeights {
   MutableWeightView at(std::uint32_t* bits_base, float16* scales_base) const;
 };
 
+/// Any bits at all: each row's exponents are in a part of the range, with NaNs now and then. `type`
+/// is that of x.
+void fill_any_bits(GuardedBuffer& x, DataType type, Random& random);
+
 /// Like make_problem, for large N: made of a few of its rows, with fresh bits.
 Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern activations,
                           const Layout& layout, std::uint64_t seed);

@@ -18,6 +18,7 @@
 #include "binary_gemm/binary_gemm.h"
 #include "binary_gemm/reference.h"
 #include "device_support.h"
+#include "wgmma_shapes.h"
 
 namespace binary_gemm {
 namespace testing {
@@ -458,6 +459,31 @@ TEST_P(CudaEqualityFull, TilesOfNarrowAndWideSlices) {
   }
 }
 
+TEST_P(CudaEqualityFull, EveryWgmmaTile) {
+  int device = 0, multiprocessors = 0;
+  BINARY_GEMM_CHECK_CUDA(cudaGetDevice(&device));
+  BINARY_GEMM_CHECK_CUDA(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  if (!cuda::is_supported(Kernel::kWgmma, 17, 64, 1280, 128)) GTEST_SKIP() << "no wgmma here";
+  std::uint64_t seed = 1000;
+  for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
+    const WgmmaTileShape shape = shape_of_tile(tile, multiprocessors);
+    ASSERT_GT(shape.m, 0) << int{tile.tokens} << " tokens";
+    for (const std::int64_t g : kGroupSizes) {
+      for (const ScalePattern scales : {ScalePattern::kNarrow, ScalePattern::kMixed}) {
+        if (thinned(++seed)) continue;
+        // Vectors of y, and (fp32) totals.
+        const bool narrow = scales == ScalePattern::kNarrow;
+        const Case c(make_tall_problem({shape.m, shape.n, shape.k, g}, scales,
+                                       ActivationPattern::kRandom, all_layouts()[0], seed),
+                     narrow ? DataType::kBFloat16 : DataType::kFloat32, true, stream());
+        check_all(c);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // ---- The quantizer ----
 
 class CudaQuantize : public CudaEquality {
@@ -509,22 +535,10 @@ TEST_P(CudaQuantize, EveryLength) {
 }
 
 TEST_P(CudaQuantize, RandomBits) {
-  // Any bits at all: each row's exponents are shifted to a part of the range, NaNs now and then.
   Random random(1100);
   for (const DataType type : kFloatTypes) {
     GuardedBuffer x(reduced() ? 20 : 3000, 96, size_of(type));
-    for (std::int64_t m = 0; m < x.rows(); ++m) {
-      const auto limit = static_cast<std::uint32_t>(random.integer(1, 0x7f80)) << 16;
-      for (std::int64_t k = 0; k < x.cols(); ++k) {
-        auto bits = static_cast<std::uint32_t>(random.bits());
-        if (random.chance(0.999)) bits = (bits & 0x80000000u) | (bits & 0x7fffffffu) % limit;
-        if (type == DataType::kFloat32) {
-          x.row<std::uint32_t>(m)[k] = bits;
-        } else {
-          x.row<std::uint16_t>(m)[k] = static_cast<std::uint16_t>(bits >> 16);
-        }
-      }
-    }
+    fill_any_bits(x, type, random);
     check_quantize(x, type, 0);
   }
 }

@@ -169,18 +169,7 @@ TEST_P(CudaFused, SwigluOfAnyBits) {
   Random random(40);
   for (const DataType type : kFloatTypes) {
     GuardedBuffer x(reduced() ? 20 : 2000, 96, size_of(type));
-    for (std::int64_t m = 0; m < x.rows(); ++m) {
-      const auto limit = static_cast<std::uint32_t>(random.integer(1, 0x7f80)) << 16;
-      for (std::int64_t k = 0; k < x.cols(); ++k) {
-        auto bits = static_cast<std::uint32_t>(random.bits());
-        if (random.chance(0.999)) bits = (bits & 0x80000000u) | (bits & 0x7fffffffu) % limit;
-        if (type == DataType::kFloat32) {
-          x.row<std::uint32_t>(m)[k] = bits;
-        } else {
-          x.row<std::uint16_t>(m)[k] = static_cast<std::uint16_t>(bits >> 16);
-        }
-      }
-    }
+    fill_any_bits(x, type, random);
     check_swiglu(x, type, 0);
     check_rms_norm(x, type, 1, 0.0f, 0, random);
     if (HasFatalFailure()) return;

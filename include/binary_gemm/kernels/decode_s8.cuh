@@ -1,6 +1,6 @@
 #pragma once
 
-/// Decode on the int8 tensor core: y = x · Wᵀ for up to 8, 16 or 32 tokens, any N, K and G.
+/// Decode on the int8 tensor core: y = x · Wᵀ for up to 8 or 16 tokens, any N, K and G.
 ///
 /// Weights are expanded in registers from a bit to a byte of +1 or -1, and multiply as operand A of
 /// m16n8k32: 16 rows of W by 8 tokens. Within each 32 weights of a row the order of K is permuted,

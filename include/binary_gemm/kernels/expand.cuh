@@ -17,24 +17,10 @@
 namespace binary_gemm {
 namespace kernels {
 
-inline constexpr unsigned kOrderBlock = 128;
-
-/// The column, in its block of 128, of the value at `position` of the permuted order.
-template <int kGroup>
-__host__ __device__ constexpr unsigned source_column(unsigned position) {
-  // position = 32 step + 16 half + 4t + i
-  const unsigned step = position / 32, half = position / 16 % 2, t = position / 4 % 4,
-                 i = position % 4;
-  if (kGroup >= 128) {
-    const unsigned j = 2 * (step % 2) + half;
-    return 32 * t + 16 * (step / 2) + 4 * i + j;
-  }
-  if (kGroup == 64) {
-    const unsigned j = 2 * (step % 2) + half;
-    return 64 * (step / 2) + 16 * t + 4 * i + j;
-  }
-  return 32 * step + 8 * t + 2 * half + i / 2 + 4 * (i % 2);
-}
+// Position 32 step + 16 half + 4t + i of a block has the value of column
+//   G >= 128: 32t + 16 (step / 2) + 4i + 2 (step % 2) + half
+//   G = 64: 64 (step / 2) + 16t + 4i + 2 (step % 2) + half
+//   G = 32: 32 step + 8t + 2 half + i / 2 + 4 (i % 2)
 
 /// Bytes +1 or -1 by bit 0, or by bit 1, of a selector in 4 .. 7 of permute_bytes. Only its second
 /// table is an immediate operand, so that selectors are kept from looking at the first.

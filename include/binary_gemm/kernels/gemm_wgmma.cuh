@@ -47,7 +47,7 @@ struct GemmWgmma {
   static constexpr int kGroup = kGroup_;
   static constexpr int kRows = 64 * kRowGroups;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kBlock = 128;  ///< of K: an x of one wgmma group
+  static constexpr int kBlock = 128;  ///< of K: 4 steps of wgmma
   static constexpr int kBlocks = static_cast<int>(kSliceK) / kBlock;
   static constexpr int kScales = static_cast<int>(kSliceK) / kGroup;
 
@@ -62,7 +62,8 @@ struct GemmWgmma {
   /// CTAs of a multiprocessor.
   static constexpr int kResident = kConsumers == 1 ? (kTokens <= 32 ? 3 : 2) : 1;
   /// Registers a thread: at launch, then of the last warpgroup and of the others (setmaxnreg).
-  static constexpr int kLaunchRegisters = 65536 / (kThreads * kResident) / 8 * 8;
+  static constexpr int kFileRegisters = 65536;  ///< of a multiprocessor, given out by 8 a thread
+  static constexpr int kLaunchRegisters = kFileRegisters / (kThreads * kResident) / 8 * 8;
   static constexpr int kProducerRegisters = kResident == 3 ? 48 : kScales > 16 ? 64 : 56;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
@@ -75,13 +76,15 @@ struct GemmWgmma {
   static constexpr int kXBytes = kStageBlocks * kBlockBytes;
   static constexpr int kWordBytes = kRows * static_cast<int>(kSliceK) / 8;
   static constexpr int kMantissaBytes = kRows * kScales * 2;  ///< [row][scale]
-  static constexpr int kUnitBytes = kRows * 4 + 16;           ///< and the parts with wide rows
+  static constexpr int kUnitBytes = kRows * 4 + 16;  ///< [row], and which row groups are wide
   /// Totals of a warpgroup: while it adds up, four a thread; when done, [token][row], padded so
   /// that lanes (g, t) hit different banks.
   static constexpr int kTotalStride = 64 + 4;
   static constexpr int kTotalBytes = kTokens * kTotalStride * 4;
   static constexpr int kStagedStride = 64 * 2;  ///< bytes of a token's rounded outputs
 
+  /// Of a multiprocessor's 228 KiB; the system takes one for each CTA, and the barriers less than
+  /// one.
   static constexpr int kSharedLimit = 228 * 1024 / kResident - 1024;
   static constexpr int kFixedBytes =
       kTurns * (kWordStages * kWordBytes + kScaleStages * (kMantissaBytes + kUnitBytes)) +
@@ -285,8 +288,8 @@ __device__ inline void stage_outputs(const GemmParams& params, char* staged,
   }
 }
 
-/// Writes the outputs of 64 rows by kTokens tokens from shared memory; a warpgroup's warps take
-/// turns. `packed`: they are stage_outputs'; else they are unscaled totals as [token][row].
+/// Writes the outputs of 64 rows by kTokens tokens from shared memory; `warps` warps take turns.
+/// `packed`: they are stage_outputs'; else they are unscaled totals as [token][row].
 template <class Plan>
 __device__ inline void store_part(const GemmParams& params, const char* from, bool packed,
                                   unsigned n0, unsigned m0, unsigned warp, unsigned warps) {
@@ -324,9 +327,9 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
 #endif
 
 /// Grid: at most kResident CTAs a multiprocessor. Block: GemmWgmma::kThreads. Dynamic shared
-/// memory: GemmWgmma::kSharedBytes. `x_map`: params.x, in the order of expand_signs, as (byte,
-/// token) in boxes of (128, kTokens); `bits_map`: words as (word, row) in boxes of (32, kRows);
-/// both with the 128-byte swizzle and zeros out of bounds.
+/// memory: at least GemmWgmma::kSharedBytes. `x_map`: params.x, in the order of expand_signs, as
+/// (byte, token, block of 128) in boxes of (128, kTokens, kStageBlocks); `bits_map`: words as
+/// (word, row) in boxes of (32, kRows); both with the 128-byte swizzle and zeros out of bounds.
 template <int kRowGroups, int kTurns, int kTokens, int kGroup>
 __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kThreads,
                                   GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kResident)
@@ -342,7 +345,6 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
   const unsigned warp = __shfl_sync(0xffffffffu, thread / kWarpSize % 4, 0);  // of the warpgroup
 
   const std::uint32_t barriers = base + Plan::kBarrierOffset;
-
   const std::uint32_t total_barriers = barriers + kTurns * Plan::kTurnBarriers * 8;
   Ring<1> total_ring{total_barriers, total_barriers + 8};
 
@@ -397,8 +399,8 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
             if (++word_stage[turn] == Plan::kWordStages)
               word_stage[turn] = 0, word_parity[turn] ^= 1;
           }
-          ptx::wait_for_dependencies();  // after the first words; it does not wait again
-                                         // Past K both words and x are zeros.
+          // After the first words; it does not wait again. Past K both words and x are zeros.
+          ptx::wait_for_dependencies();
 #pragma unroll 1
           for (unsigned block = 0; block < Plan::kBlocks; block += Plan::kStageBlocks) {
 #pragma unroll

@@ -13,6 +13,8 @@ namespace binary_gemm {
 namespace kernels {
 
 inline constexpr int kWarpSize = 32;
+/// Rows of x in the order of expand.cuh are padded with zeros to a multiple of this.
+inline constexpr unsigned kOrderBlock = 128;
 
 struct GemmParams {
   const std::int8_t* x;  ///< [m, k]

@@ -78,7 +78,7 @@ __device__ inline std::uint32_t largest_magnitude(const QuantizeVector<T>& vecto
 }
 
 /// Eight values of a block of 128, from `column` of it on (a multiple of 8), to their places in the
-/// order: the inverse of source_column.
+/// order that expand.cuh gives.
 __device__ inline void store_ordered(std::int8_t* block, unsigned column, int group,
                                      std::uint32_t low, std::uint32_t high) {
   if (group == 32) {

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Which kernel takes a product: a table from (architecture of the compiled code, M, G). N and K
-/// choose the grid and the cut of a CTA, in src/cuda/.
+/// Which kernel takes a product: a table from (architecture of the compiled code, M, G), and for
+/// wgmma a tile from (M, N, K). Grids and the cut of a CTA are chosen in src/cuda/.
 ///
 /// No CUDA is needed to read or print it. What was tried for decode_b1 and lost, us on an H200 at
 /// M = 1, G = 128, plain graph replay of the layers in bench/results:
@@ -20,9 +20,8 @@
 ///   a warpgroup of 128 rows x 64 tokens, one half added up while the other is multiplied: 109, and
 ///     4 to 15% slower than 64 x 128 in most rows (K = 17408 at M = 6144: 7% faster)
 ///   warpgroups that multiply in turn (named barriers): within 2%, up to 5% slower
-///   a copy of x for each block of 128: with 16 or 32 tokens the one thread that issues them is
-///   what
-///     all wait for: out at M = 16 8.2, with copies of several blocks 6.8
+///   a copy of x for each block of 128: with 16 or 32 tokens all wait for the one thread that
+///     issues them: out at M = 16 8.2, with copies of several blocks 6.8
 ///   three warps that convert scales and none that writes tiles: out at M = 2048 116, now 102
 ///   decode_s8 with 32 tokens: out 16.5 at M = 32, twice 16 tokens 13.4
 ///   K split over a cluster, slice sums added in order through distributed shared memory: out at
@@ -83,16 +82,21 @@ inline constexpr WgmmaTile kWgmmaTiles[] = {
 /// What a tile takes beside its blocks, ns.
 inline constexpr std::int64_t kWgmmaTileNs = 1200;
 
+/// CTAs with the tile that a multiprocessor holds.
+constexpr int resident(const WgmmaTile& tile) {
+  return tile.block_ns[2] != 0 ? 3 : tile.block_ns[1] != 0 ? 2 : 1;
+}
+
 /// How long the tiles of a product take: full multiprocessors, then what is left for the last turn.
 constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int64_t n,
                                 std::int64_t k, int multiprocessors) {
   const std::int64_t rows = 64 * tile.row_groups;
   const std::int64_t tiles = (n + rows - 1) / rows * ((m + tile.tokens - 1) / tile.tokens);
   const std::int64_t blocks = (k + 127) / 128;
-  const int resident = tile.block_ns[2] != 0 ? 3 : tile.block_ns[1] != 0 ? 2 : 1;
-  const std::int64_t full = tiles / (multiprocessors * resident);
-  const std::int64_t left = tiles % (multiprocessors * resident);
-  std::int64_t ns = full * (blocks * tile.block_ns[resident - 1] + kWgmmaTileNs);
+  const std::int64_t most = resident(tile);
+  const std::int64_t full = tiles / (multiprocessors * most);
+  const std::int64_t left = tiles % (multiprocessors * most);
+  std::int64_t ns = full * (blocks * tile.block_ns[most - 1] + kWgmmaTileNs);
   if (left > 0) {
     const std::int64_t at_once = (left + multiprocessors - 1) / multiprocessors;
     ns += blocks * tile.block_ns[at_once - 1] + kWgmmaTileNs;
@@ -121,8 +125,8 @@ constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 9 :
 /// from what mma.sync can do: 330 TOPS at M = 4096, 0.46 of cuBLAS bf16.
 inline constexpr std::int64_t kMmaMinTokens = 97;
 
-/// The one configuration of the mma kernel.
-constexpr KernelConfig configure_mma() { return {Family::kMma, 64, 3, 0}; }
+/// The mma kernel has one configuration.
+constexpr KernelConfig configure_mma() { return {Family::kMma, 64, 0, 0}; }
 
 /// The configuration of a decode family for M tokens.
 constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t group_size) {
