@@ -85,6 +85,14 @@ __device__ inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b,
   return d;
 }
 
+/// (a & mask) | bits. The instruction has room for one immediate: `bits` is kept in a register,
+/// where the compiler would rather take two instructions.
+__device__ inline std::uint32_t and_or(std::uint32_t a, std::uint32_t mask, std::uint32_t bits) {
+  std::uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+  return d;
+}
+
 /// c + a.lo · b.byte0 + a.hi · b.byte1, where a holds two int16 and b's bytes are unsigned.
 __device__ inline std::int32_t dp2a_lo(std::uint32_t a, std::uint32_t b, std::int32_t c) {
   std::int32_t d;
