@@ -53,8 +53,10 @@ constexpr const char* kHelp = R"(usage: binary_gemm_bench [FLAGS]
                     products), read_floor (a kernel a product), read_rate (one kernel); and
                     engine_pdl:split_norm, :split_swiglu, :split_residual, without a fused step.
   --groups=LIST     of 32, 64, 128, 256 (default: 128)
-  --sustain_ms=N    run each implementation that long before it is timed, so that clocks settle at
-                    what the power limit allows (default: 0)
+  --rest_ms=N       idle before each measurement, so that the clock does not suffer for the one
+                    before (default: 10)
+  --sustain_ms=N    then run each implementation that long before it is timed, so that clocks settle
+                    at what the power limit allows (default: 0)
   --results=DIR     update DIR/<machine>.csv
   --machine=NAME    its name (default: from that of the GPU)
   --commit=NAME     for its last column (default: the commit that was built)
@@ -67,7 +69,7 @@ struct Options {
   std::vector<std::int64_t> m;
   std::vector<Impl> impls;
   std::vector<std::int64_t> groups;
-  double sustain_ms = 0;
+  Heat heat;
   std::string results;
   std::string machine;
   std::string commit;
@@ -135,7 +137,8 @@ Options parse_options(int& argc, char** argv, const std::string& device_name) {
     }
     options.groups.push_back(g);
   }
-  options.sustain_ms = std::atof(take_flag(argc, argv, "sustain_ms", "0").c_str());
+  options.heat.rest_ms = std::atof(take_flag(argc, argv, "rest_ms", "10").c_str());
+  options.heat.sustain_ms = std::atof(take_flag(argc, argv, "sustain_ms", "0").c_str());
   options.results = take_flag(argc, argv, "results", "");
   options.machine = take_flag(argc, argv, "machine", machine_name(device_name));
   options.commit = take_flag(argc, argv, "commit", binary_gemm_bench_commit);
@@ -324,7 +327,7 @@ void report(benchmark::State& state, const Problem& p, const Timing& best,
 }
 
 void measure(benchmark::State& state, const Impl& impl, const Problem& p, Operands& operands,
-             Timer& timer, double sustain_ms) {
+             Timer& timer, const Heat& heat) {
   Timing best;
   std::string label;
   std::int64_t weight_bytes = 0;
@@ -335,7 +338,7 @@ void measure(benchmark::State& state, const Impl& impl, const Problem& p, Operan
       if (!wrong.empty()) throw std::runtime_error(wrong);
       // As many launches for dense weights, which are larger, as for packed ones: so all heat the
       // card alike.
-      const Timing timing = timer.time(cases[i].launch, p.packed_bytes(), sustain_ms);
+      const Timing timing = timer.time(cases[i].launch, p.packed_bytes(), heat);
       // The last launch of the last replay: the graph's results are right too.
       wrong = Samples(impl, p, operands).compare(timing.launches - 1);
       if (!wrong.empty()) throw std::runtime_error("in the graph: " + wrong);
@@ -374,7 +377,7 @@ class LazyChain {
 };
 
 void measure_chain(benchmark::State& state, const Impl& impl, const Problem& p, LazyChain& lazy,
-                   Timer& timer, double sustain_ms) {
+                   Timer& timer, const Heat& heat) {
   Timing best;
   std::string label;
   std::int64_t weight_bytes = 0;
@@ -385,7 +388,7 @@ void measure_chain(benchmark::State& state, const Impl& impl, const Problem& p, 
     if (!wrong.empty()) throw std::runtime_error(wrong);
     label = chain.label(impl);
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      const Timing timing = timer.time(cases[i].launch, p.packed_bytes(), sustain_ms);
+      const Timing timing = timer.time(cases[i].launch, p.packed_bytes(), heat);
       if (i == 0 || timing.us < best.us) {
         best = timing;
         if (cases.size() > 1) label = kReadFloors[i].name;
@@ -467,10 +470,9 @@ int run(int argc, char** argv) {
     benchmark::RegisterBenchmark(key(p, impl).c_str(),
                                  [&, p, impl](benchmark::State& state) {
                                    if (p.chain()) {
-                                     measure_chain(state, impl, p, chain, timer,
-                                                   options.sustain_ms);
+                                     measure_chain(state, impl, p, chain, timer, options.heat);
                                    } else {
-                                     measure(state, impl, p, operands, timer, options.sustain_ms);
+                                     measure(state, impl, p, operands, timer, options.heat);
                                    }
                                  })
         ->UseManualTime()

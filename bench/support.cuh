@@ -7,12 +7,14 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace bench {
@@ -154,6 +156,12 @@ struct Timing {
   std::int64_t launches = 0;  ///< In the graph.
 };
 
+/// What goes before the timed replays of a measurement, ms.
+struct Heat {
+  double rest_ms = 0;     ///< Idle, so that the clock does not suffer for the measurement before.
+  double sustain_ms = 0;  ///< Replays, at least, so that it settles at what the power limit allows.
+};
+
 /// Times launches back to back in a graph.
 class Timer {
  public:
@@ -178,15 +186,16 @@ class Timer {
 
   cudaStream_t stream() const { return stream_; }
 
-  /// `weight_bytes`: what one launch reads of its weights, at least. `sustain_ms`: replays before
-  /// the timed ones, at least, so that clocks settle at what the power limit allows.
-  Timing time(const LaunchFunction& launch, std::int64_t weight_bytes, double sustain_ms) {
+  /// `weight_bytes`: what one launch reads of its weights, at least.
+  Timing time(const LaunchFunction& launch, std::int64_t weight_bytes, const Heat& heat) {
     const double guess_us = guess(launch);
     Graph graph(launch, launches(guess_us, weight_bytes), stream_);
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(heat.rest_ms));
     // Long replays are few: their spread is small.
     const double replay_ms = 1e-3 * guess_us * static_cast<double>(graph.launches);
     const int replays = std::clamp(static_cast<int>(200 / replay_ms), 5, kReplays);
-    const int warm_up = std::max(replay_ms > 20 ? 1 : 3, static_cast<int>(sustain_ms / replay_ms));
+    const int warm_up =
+        std::max(replay_ms > 20 ? 1 : 3, static_cast<int>(heat.sustain_ms / replay_ms));
     // All are enqueued before the first is done, so that no replay waits for the host.
     for (int i = 0; i < warm_up; ++i) graph.replay(stream_);
     for (int i = 0; i < replays; ++i) {

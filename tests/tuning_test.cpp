@@ -94,6 +94,28 @@ TEST(Tuning, TheWgmmaTileIsTheFastest) {
   }
 }
 
+// Rows are cut on a block of 64, and only where the model says that it pays.
+TEST(Tuning, RowsAreCutWhereThatIsFaster) {
+  int cuts = 0;
+  for (const Layer& layer : kLayers) {
+    for (std::int64_t m = 1; m <= 9000; m += m < 600 ? 1 : 97) {
+      const std::int64_t rows = first_rows_wgmma(m, layer.n, layer.k, kMultiprocessors);
+      ASSERT_GT(rows, 0);
+      ASSERT_LE(rows, layer.n);
+      if (rows == layer.n) continue;
+      ++cuts;
+      EXPECT_EQ(rows % 64, 0) << "N = " << layer.n << ", M = " << m;
+      EXPECT_LT(fastest_wgmma_ns(m, rows, layer.k, kMultiprocessors) +
+                    fastest_wgmma_ns(m, layer.n - rows, layer.k, kMultiprocessors),
+                fastest_wgmma_ns(m, layer.n, layer.k, kMultiprocessors))
+          << "N = " << layer.n << ", M = " << m;
+    }
+  }
+  EXPECT_GT(cuts, 0);
+  // A tile left over for each token tile: 17408 = 132 · 128 + 512.
+  EXPECT_EQ(first_rows_wgmma(256, 17408, 5120, kMultiprocessors), 132 * 128);
+}
+
 }  // namespace
 }  // namespace kernels
 }  // namespace binary_gemm

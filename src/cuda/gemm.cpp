@@ -248,9 +248,19 @@ void check_kernel(const Device& device, Kernel kernel, std::int64_t m, std::int6
                               std::to_string(device.index));
 }
 
-// The product by the wgmma kernel; params.x is in its order.
-void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_size,
-                  const KernelConfig& config, const Launch& launch) {
+// How the kernels of a call are launched after its first one, which waits for all before the call
+// unless the caller has said that it need not: what they read before that one has finished had been
+// written before it began.
+Launch following(Launch launch) {
+  launch.programmatic = true;
+  return launch;
+}
+
+// The product by one launch of the wgmma kernel; params.x is in its order.
+void launch_wgmma_once(const Device& device, GemmParams params, std::int64_t group_size,
+                       const Launch& launch) {
+  const KernelConfig config =
+      kernels::choose_wgmma(params.m, params.n, params.k, device.multiprocessors);
   const WgmmaLaunch plan = plan_wgmma({config, params.m, params.n, group_size, device.shared_limit,
                                        device.shared_memory, device.multiprocessors});
   params.dependent = launch.programmatic;
@@ -267,6 +277,32 @@ void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_si
                 arguments);
 }
 
+// The parameters of the product's rows from `begin` on, `count` of them.
+GemmParams row_range(GemmParams params, std::uint32_t begin, std::uint32_t count) {
+  params.bits += std::uint64_t{begin} * params.bits_stride;
+  params.scales += std::uint64_t{begin} * params.scales_stride;
+  if (params.bias != nullptr) params.bias += begin;
+  const std::int64_t bytes = begin * size_of(params.y_type);
+  if (params.residual != nullptr) {
+    params.residual = static_cast<const char*>(params.residual) + bytes;
+  }
+  params.y = static_cast<char*>(params.y) + bytes;
+  params.n = count;
+  return params;
+}
+
+// The product by the wgmma kernel; params.x is in its order.
+void launch_wgmma(const Device& device, const GemmParams& params, std::int64_t group_size,
+                  const Launch& launch) {
+  const auto first = static_cast<std::uint32_t>(
+      kernels::first_rows_wgmma(params.m, params.n, params.k, device.multiprocessors));
+  launch_wgmma_once(device, row_range(params, 0, first), group_size, launch);
+  if (first < params.n) {
+    launch_wgmma_once(device, row_range(params, first, params.n - first), group_size,
+                      following(launch));
+  }
+}
+
 // The product by the mma kernel; params.x is in its order.
 void launch_mma(const Device& device, GemmParams params, std::int64_t group_size,
                 const Launch& launch) {
@@ -280,7 +316,7 @@ void launch_mma(const Device& device, GemmParams params, std::int64_t group_size
 void launch_ordered(const Device& device, const GemmParams& params, std::int64_t group_size,
                     const KernelConfig& config, const Launch& launch) {
   if (config.family == Family::kMma) return launch_mma(device, params, group_size, launch);
-  launch_wgmma(device, params, group_size, config, launch);
+  launch_wgmma(device, params, group_size, launch);
 }
 
 // The product by the decode kernels, for arguments that have been checked.
@@ -292,7 +328,7 @@ void multiply(const Device& device, const ActivationView& x, const WeightView& w
     Epilogue part = epilogue;
     if (part.residual.data != nullptr) part.residual = part.residual.row_range(m, tokens);
     launch_decode(device, resolve(x.row_range(m, tokens), w, part, y.row_range(m, tokens)),
-                  w.group_size, config, launch);
+                  w.group_size, config, m == 0 ? launch : following(launch));
     m += tokens;
   }
 }
@@ -439,7 +475,7 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
   GemmParams params = resolve(x, w, epilogue, y);
   params.x = ordered;
   params.x_stride = stride;
-  launch_ordered(device, params, w.group_size, config, launch);
+  launch_ordered(device, params, w.group_size, config, following(launch));
 }
 
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
@@ -467,9 +503,9 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   const DeviceGuard guard(device.index);
   launch_quantize(device, x, q, ordered ? static_cast<int>(w.group_size) : 0, launch);
   if (ordered) {
-    launch_ordered(device, resolve(q, w, epilogue, y), w.group_size, config, launch);
+    launch_ordered(device, resolve(q, w, epilogue, y), w.group_size, config, following(launch));
   } else {
-    multiply(device, q, w, epilogue, y, launch);
+    multiply(device, q, w, epilogue, y, following(launch));
   }
 }
 

@@ -15,6 +15,7 @@
 #include "binary_gemm/binary_gemm.h"
 #include "binary_gemm/reference.h"
 #include "device_support.h"
+#include "wgmma_shapes.h"
 
 namespace binary_gemm {
 namespace testing {
@@ -262,6 +263,45 @@ TEST_P(CudaFused, ResidualByEveryKernelInPlaceAndNot) {
         ASSERT_TRUE(residual_device.equals(residual, stream()));
         ASSERT_TRUE(d.unchanged(stream()));
       }
+    }
+  }
+}
+
+// Each launch has its own rows of the weights, the bias, the residual and y.
+TEST_P(CudaFused, RowsInTwoLaunches) {
+  int device = 0, multiprocessors = 0;
+  BINARY_GEMM_CHECK_CUDA(cudaGetDevice(&device));
+  BINARY_GEMM_CHECK_CUDA(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  if (!cuda::is_supported(Kernel::kWgmma, 17, 64, 1280, 128)) GTEST_SKIP() << "no wgmma here";
+  if (reduced()) GTEST_SKIP() << "not in the reduced set";
+  const WgmmaTileShape shape = shape_of_two_launches(multiprocessors);
+  ASSERT_GT(shape.m, 0);
+  Random random(65);
+  for (const DataType type : {DataType::kBFloat16, DataType::kFloat32}) {
+    const Layout layout = all_layouts()[type == DataType::kFloat32 ? 1 : 0];
+    Problem p = make_tall_problem({shape.m, shape.n, shape.k, 128}, ScalePattern::kMixed,
+                                  ActivationPattern::kRandom, layout, 65);
+    const DeviceProblem d(p, stream());
+    GuardedBuffer residual(shape.m, shape.n, size_of(type), 3, 5);
+    fill_gaussian(residual.view(type), random, 30.0f);
+    const DeviceBuffer residual_device(residual, stream());
+    for (const bool with_residual : {false, true}) {
+      GuardedBuffer expected = p.output(type);
+      expected_gemm(p.x(), p.w(),
+                    {p.bias(), with_residual ? residual.view(type) : ConstMatrixView{}},
+                    expected.view(type));
+      DeviceOutput y(p.output(type), type, stream());
+      run([&] {
+        cuda::binary_gemm(
+            d.x(), d.w(),
+            {d.bias(), with_residual ? residual_device.view(residual, type) : ConstMatrixView{}},
+            y.view(), launch(Kernel::kWgmma));
+      });
+      ASSERT_TRUE(equal_bits(y.fetch(), std::as_const(expected).view(type)))
+          << Shape{shape.m, shape.n, shape.k, 128} << ' ' << name(type) << ", residual "
+          << with_residual;
+      ASSERT_TRUE(y.guards_intact());
     }
   }
 }

@@ -14,6 +14,15 @@
 ///   bringing the weights of the product after the next to the L2 cache meanwhile
 ///     (cp.async.bulk.prefetch.L2): a token of 64 layers 1298, without it 1236; with the steps
 ///     between products 1768 and 1686
+///   x by the copy engine, in every CTA or by multicast to clusters of 2 or 4: back to back
+///   out 3.06,
+///     2.57, 2.58, gate 5.5; by the threads' own loads 2.28, 4.57 (M = 4 to 16 likewise: out 5.2 ->
+///     6.5)
+///   all products of a decode step in one persistent kernel, weights fetched past the ends of
+///     products, x quantized in every CTA again: a layer of 64 (5120, 17408) 35.7 with a counter
+///     that all CTAs meet at, 43.5 with outputs that carry a tag and are polled; kernels 26.5. All
+///     multiprocessors read the same x at about 2.4 TB/s in sum, and 16 rows by a slice take 240
+///     instructions beside what a kernel of its own has
 ///
 /// And for wgmma, G = 128, us, other things equal where two are compared:
 ///   three warpgroups of 64 rows x 128 tokens spill: out at M = 2048 158, two of them 102
@@ -24,6 +33,7 @@
 ///     issues them: out at M = 16 8.2, with copies of several blocks 6.8
 ///   three warps that convert scales and none that writes tiles: out at M = 2048 116, now 102
 ///   decode_s8 with 32 tokens: out 16.5 at M = 32, twice 16 tokens 13.4
+///   the next block's words expanded while one multiplies, not after: within 2%
 ///   K split over a cluster, slice sums added in order through distributed shared memory: out at
 ///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
 
@@ -105,15 +115,52 @@ constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int6
 }
 
 /// The tile that takes the least time.
-constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
-                                    int multiprocessors) {
-  WgmmaTile best = kWgmmaTiles[0];
+constexpr const WgmmaTile& fastest_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
+                                         int multiprocessors) {
+  const WgmmaTile* best = nullptr;
   std::int64_t best_ns = 0;
   for (const WgmmaTile& tile : kWgmmaTiles) {
     const std::int64_t ns = wgmma_ns(tile, m, n, k, multiprocessors);
-    if (best_ns == 0 || ns < best_ns) best = tile, best_ns = ns;
+    if (best == nullptr || ns < best_ns) best = &tile, best_ns = ns;
   }
-  return {Family::kWgmma, best.tokens, best.row_groups, best.turns};
+  return *best;
+}
+
+constexpr std::int64_t fastest_wgmma_ns(std::int64_t m, std::int64_t n, std::int64_t k,
+                                        int multiprocessors) {
+  return wgmma_ns(fastest_wgmma(m, n, k, multiprocessors), m, n, k, multiprocessors);
+}
+
+/// The configuration for all rows in one launch.
+constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
+                                    int multiprocessors) {
+  const WgmmaTile& tile = fastest_wgmma(m, n, k, multiprocessors);
+  return {Family::kWgmma, tile.tokens, tile.row_groups, tile.turns};
+}
+
+/// What a second launch for the last rows costs, ns.
+inline constexpr std::int64_t kWgmmaSecondNs = 1500;
+
+/// The rows of W that go in a first launch; the rest in a second, if that takes less time: where a
+/// few tiles would be left for a last turn of all multiprocessors, smaller ones take them sooner.
+/// A multiple of 64, or N: one launch.
+constexpr std::int64_t first_rows_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
+                                        int multiprocessors) {
+  std::int64_t best_rows = n;
+  std::int64_t best_ns = fastest_wgmma_ns(m, n, k, multiprocessors);
+  for (const WgmmaTile& tile : kWgmmaTiles) {
+    // As many rows as fill all multiprocessors a whole number of times.
+    const std::int64_t tile_rows = 64 * tile.row_groups;
+    const std::int64_t token_tiles = (m + tile.tokens - 1) / tile.tokens;
+    const std::int64_t slots = std::int64_t{multiprocessors} * resident(tile);
+    const std::int64_t turns = (n + tile_rows - 1) / tile_rows * token_tiles / slots;
+    const std::int64_t rows = turns * slots / token_tiles * tile_rows;
+    if (rows == 0 || rows >= n) continue;
+    const std::int64_t ns = fastest_wgmma_ns(m, rows, k, multiprocessors) +
+                            fastest_wgmma_ns(m, n - rows, k, multiprocessors) + kWgmmaSecondNs;
+    if (ns < best_ns) best_rows = rows, best_ns = ns;
+  }
+  return best_rows;
 }
 
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
