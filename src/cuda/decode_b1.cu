@@ -36,13 +36,20 @@ DecodeLaunch plan(const DecodeShape& shape) {
   const int warps = Plan::warps(shape.k, shape.shared_limit);
   DecodeLaunch launch;
   launch.engine = shape.engine && warps >= slices;
-  const auto kernel = launch.engine ? &kernels::decode_b1<kTokens, kGroup, true>
-                                    : &kernels::decode_b1<kTokens, kGroup, false>;
+  auto kernel = launch.engine ? &kernels::decode_b1<kTokens, kGroup, true, false>
+                              : &kernels::decode_b1<kTokens, kGroup, false, false>;
+  auto needed = static_cast<std::uint32_t>(Plan::shared_bytes(warps));
+  if constexpr (kTokens == 1) {
+    if (shape.quantizes) {
+      if (!launch.engine) return {};
+      kernel = &kernels::decode_b1<1, kGroup, true, true>;
+      needed += Plan::kMaximaBytes;
+    }
+  }
   launch.kernel = reinterpret_cast<const void*>(kernel);
   launch.grid = static_cast<std::uint32_t>((shape.n + Plan::kRows - 1) / Plan::kRows);
   launch.warps = static_cast<std::uint32_t>(warps);
-  launch.shared_bytes = shared_bytes_for_residency(
-      static_cast<std::uint32_t>(Plan::shared_bytes(warps)), launch.grid, shape);
+  launch.shared_bytes = shared_bytes_for_residency(needed, launch.grid, shape);
   launch.rows = Plan::kRows;
   launch.slices = static_cast<std::uint32_t>(slices);
   return launch;
@@ -77,6 +84,11 @@ std::vector<const void*> decode_b1_kernels() {
         if (kernel != nullptr) all.push_back(kernel);
       }
     }
+  }
+  for (const std::int64_t group : kGroupSizes) {
+    DecodeShape shape = smallest_shape({kernels::Family::kDecodeB1, 1, 0, 0}, group, true);
+    shape.quantizes = true;
+    all.push_back(plan_decode_b1(shape).kernel);
   }
   return all;
 }

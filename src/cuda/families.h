@@ -24,6 +24,7 @@ struct DecodeShape {
   int shared_limit;   ///< bytes, a CTA
   int shared_memory;  ///< bytes, a multiprocessor
   int multiprocessors;
+  bool quantizes = false;  ///< decode_b1 at M = 1: x is bf16 or fp16
 };
 
 /// How a decode kernel is launched. Its arguments are GemmParams, the tensor map of the bits and,

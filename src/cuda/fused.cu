@@ -1,6 +1,6 @@
 #include "binary_gemm/kernels/fused.cuh"
 
-#include <algorithm>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -28,29 +28,30 @@ const void* rms_norm_kernel(DataType type, bool vectorized) {
 }
 
 template <class T>
-const void* swiglu_kernel(bool cluster) {
-  using kernels::swiglu_quantize_rows;
-  return cluster ? reinterpret_cast<const void*>(&swiglu_quantize_rows<T, kernels::kSwigluCluster>)
-                 : reinterpret_cast<const void*>(&swiglu_quantize_rows<T, 1>);
+const void* swiglu_kernel(bool in_parts) {
+  using Values = kernels::SwigluValues<T>;
+  return in_parts
+             ? reinterpret_cast<const void*>(&kernels::quantize_parts<Values, kernels::kRowParts>)
+             : reinterpret_cast<const void*>(&kernels::quantize_parts<Values, 1>);
 }
 
-const void* swiglu_kernel(DataType type, bool vectorized, bool cluster) {
+const void* swiglu_kernel(DataType type, bool vectorized, bool in_parts) {
   if (!vectorized) return reinterpret_cast<const void*>(&kernels::swiglu_quantize_any);
   switch (type) {
     case DataType::kFloat16:
-      return swiglu_kernel<__half>(cluster);
+      return swiglu_kernel<__half>(in_parts);
     case DataType::kBFloat16:
-      return swiglu_kernel<__nv_bfloat16>(cluster);
+      return swiglu_kernel<__nv_bfloat16>(in_parts);
     default:
-      return swiglu_kernel<float>(cluster);
+      return swiglu_kernel<float>(in_parts);
   }
 }
 
 // The device of the call; checks that x and q are there.
 const Device& device_of_call(const char* x_name, const ConstMatrixView& x,
                              const MutableActivationView& q) {
-  // A cluster has kSwigluCluster CTAs a row, and a grid at most 2^31 - 1.
-  constexpr std::int64_t kMaxRows = INT32_MAX / kernels::kSwigluCluster;
+  // A cluster has kRowParts CTAs a row, and a grid at most 2^31 - 1.
+  constexpr std::int64_t kMaxRows = INT32_MAX / kernels::kRowParts;
   if (x.rows > kMaxRows) {
     throw std::invalid_argument("binary_gemm: M = " + std::to_string(x.rows) + " must be at most " +
                                 std::to_string(kMaxRows) + " on CUDA");
@@ -106,19 +107,15 @@ void swiglu_quantize(const ConstMatrixView& gate_up, const MutableActivationView
   const Device& device = device_of_call("gate_up", gate_up, q);
   kernels::SwigluParams params{quantize_params(gate_up, q.k, q), gate_up.type};
   const bool vectorized = params.rows.vectorized;
-  // A cluster where a CTA of a row would have much to do and multiprocessors would stand idle.
-  const bool cluster = vectorized && device.source >= 90 && q.k > kernels::kFusedStep / 2 &&
-                       gate_up.rows * 2 <= device.multiprocessors;
-  const unsigned ctas = cluster ? kernels::kSwigluCluster : 1;
-  const std::int64_t warp_columns = kernels::kWarpSize * kernels::kQuantizeVector;
-  const std::int64_t warps = (q.k + ctas * warp_columns - 1) / (ctas * warp_columns);
+  const PartsLaunch parts = parts_launch(
+      gate_up.rows, q.k,
+      vectorized && quantizes_in_parts(device, gate_up.rows, q.k, kernels::kFusedStep / 2));
   const DeviceGuard guard(device.index);
+  // The one takes all of it, the other the rows alone, which come first.
+  static_assert(offsetof(kernels::SwigluParams, rows) == 0, "");
   void* arguments[] = {&params};
-  launch_kernel(device, swiglu_kernel(gate_up.type, vectorized, cluster),
-                dim3(static_cast<unsigned>(gate_up.rows) * ctas),
-                dim3(static_cast<unsigned>(
-                    std::clamp<std::int64_t>(warps, 1, kernels::kFusedWarps) * kernels::kWarpSize)),
-                0, launch, arguments, ctas);
+  launch_kernel(device, swiglu_kernel(gate_up.type, vectorized, parts.parts > 1), parts.grid,
+                parts.block, 0, launch, arguments, parts.parts);
 }
 
 }  // namespace cuda

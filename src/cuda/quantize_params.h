@@ -4,8 +4,11 @@
 
 #include <cstdint>
 
+#include <algorithm>
+
 #include "binary_gemm/kernels/quantize.cuh"
 #include "binary_gemm/views.h"
+#include "runtime.h"
 
 namespace binary_gemm {
 namespace cuda {
@@ -29,6 +32,31 @@ inline kernels::QuantizeParams quantize_params(const ConstMatrixView& x, std::in
                       middle * element % 16 == 0 && is_aligned(params.q, 8) &&
                       q.row_stride % 8 == 0 && q.k % kernels::kQuantizeVector == 0;
   return params;
+}
+
+/// How quantize_parts is launched on `rows` rows.
+struct PartsLaunch {
+  unsigned parts;  ///< CTAs of a row, a cluster
+  dim3 grid;
+  dim3 block;
+};
+
+/// `most`: 1, or kernels::kRowParts. No more threads than the row has vectors for.
+inline PartsLaunch parts_launch(std::int64_t rows, std::int64_t k, bool in_parts) {
+  const unsigned parts = in_parts ? kernels::kRowParts : 1;
+  constexpr std::int64_t kWarpColumns = kernels::kWarpSize * kernels::kQuantizeVector;
+  constexpr std::int64_t kMostWarps = kernels::kQuantizeThreads / kernels::kWarpSize;
+  const std::int64_t warps = (k + parts * kWarpColumns - 1) / (parts * kWarpColumns);
+  return {parts, dim3(static_cast<unsigned>(rows) * parts),
+          dim3(static_cast<unsigned>(std::clamp<std::int64_t>(warps, 1, kMostWarps)) *
+               kernels::kWarpSize)};
+}
+
+/// Whether clusters share the rows: where a CTA of a row would have much to do and multiprocessors
+/// would stand idle.
+inline bool quantizes_in_parts(const Device& device, std::int64_t rows, std::int64_t k,
+                               std::int64_t least_k) {
+  return device.source >= 90 && k > least_k && rows * 2 <= device.multiprocessors;
 }
 
 }  // namespace cuda

@@ -592,6 +592,38 @@ TEST_P(CudaLinear, EveryTypePair) {
   }
 }
 
+// A kernel may quantize its one token itself, of any content.
+TEST_P(CudaLinear, OneTokenAtATime) {
+  Random random(1240);
+  constexpr std::int64_t kRows = 20;
+  for (const std::int64_t g : kGroupSizes) {
+    for (const std::int64_t k : {kSliceK, 5 * kSliceK}) {
+      for (const DataType type : kFloatTypes) {
+        if (reduced() && (g != 128 || k > kSliceK)) continue;
+        Problem p = make_tall_problem({1, 64, k, g}, ScalePattern::kMixed,
+                                      ActivationPattern::kRandom, all_layouts()[0], 1240);
+        const DeviceProblem d(p, stream());
+        GuardedBuffer x(kRows, k, size_of(type));
+        fill_activations(x.view(type), random);
+        const DeviceBuffer x_device(x, stream());
+        GuardedBuffer expected(kRows, 64, 4);
+        expected_linear(x.view(type), p.w(), p.bias(), expected.view(DataType::kFloat32));
+        for (std::int64_t row = 0; row < kRows; ++row) {
+          DeviceWorkspace workspace(cuda::linear_workspace_bytes(1, k), stream());
+          DeviceOutput y(GuardedBuffer(1, 64, 4), DataType::kFloat32, stream());
+          run([&] {
+            cuda::binary_linear(x_device.view(x, type).row_range(row, 1), d.w(), d.bias(), y.view(),
+                                launch(Kernel::kAuto, workspace));
+          });
+          ASSERT_TRUE(equal_bits(y.fetch(), expected.view(DataType::kFloat32).row_range(row, 1)))
+              << "row " << row << " of K = " << k << ", G = " << g << ", " << name(type);
+          ASSERT_TRUE(workspace.guards_intact());
+        }
+      }
+    }
+  }
+}
+
 TEST_P(CudaLinear, OfAWorkspaceLargerThanNeeded) {
   Problem p = make_problem({1, 9, 320, 32}, ScalePattern::kNarrow, ActivationPattern::kRandom,
                            all_layouts()[0], 1250);

@@ -26,6 +26,7 @@
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/planes.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
+#include "binary_gemm/kernels/quantize.cuh"
 #include "binary_gemm/kernels/weight_tile.cuh"
 
 namespace binary_gemm {
@@ -48,7 +49,8 @@ struct DecodeB1 {
   static constexpr int kKeptBytes = kPartialOffset + kTokens * kRows * 4;
   static constexpr int kWarpBytes = Tile::kBitsBytes + Tile::kScaleBytes + kKeptBytes;
 
-  static constexpr int kBarrierBytes = 16;  ///< scales, bits
+  static constexpr int kBarrierBytes = 16;     ///< scales, bits
+  static constexpr int kMaximaBytes = 32 * 4;  ///< of x by warp, where the kernel quantizes
 
   static constexpr int shared_bytes(int warps) { return warps * kWarpBytes + kBarrierBytes; }
 
@@ -76,6 +78,28 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
   /// This lane's 32 values of every token's slice: word t of block g.
   __device__ void load_x(std::uint32_t (&words)[kTokens][8]) const {
     load_chunks(words, params, 0, 1, this->k0() + lane * 32);
+  }
+
+  /// The same of one token in bf16 or fp16, quantized. All warps of the CTA, which have all slices,
+  /// call it. Returns the row's scale.
+  template <class T>
+  __device__ float quantize_x(std::uint32_t (&words)[8], std::uint32_t* maxima,
+                              unsigned warps) const {
+    const uint4* source = static_cast<const uint4*>(params.input) + (this->k0() + lane * 32) / 8;
+    std::uint32_t pairs[16];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 four = source[i];
+      pairs[4 * i] = four.x, pairs[4 * i + 1] = four.y;
+      pairs[4 * i + 2] = four.z, pairs[4 * i + 3] = four.w;
+    }
+    std::uint32_t largest = __reduce_max_sync(0xffffffffu, largest_of_chunk<T>(pairs));
+    if (lane == 0) maxima[this->slice] = largest;
+    __syncthreads();
+    largest = __reduce_max_sync(0xffffffffu, lane < warps ? maxima[lane] : 0);
+    const RowScale row = row_scale(largest);
+    quantize_chunk<T>(words, pairs, row);
+    return row.scale;
   }
 
   /// Makes the planes of every token's slice, and the sums of its groups.
@@ -268,13 +292,15 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
 
 /// Grid: CTAs of 32 rows of W in x. Block: (32, DecodeB1::warps). Dynamic shared memory:
 /// DecodeB1::shared_bytes. With kEngine the copy engine fetches the weights (see weight_tile.cuh):
-/// all slices have a warp.
-template <int kTokens, int kGroup, bool kEngine>
+/// all slices have a warp. With kQuantizes, too, every CTA quantizes the one token, params.input,
+/// itself; it has DecodeB1::kMaximaBytes more.
+template <int kTokens, int kGroup, bool kEngine, bool kQuantizes>
 __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSize)
     decode_b1(const __grid_constant__ GemmParams params,
               const __grid_constant__ CUtensorMap bits_map) {
   using Plan = DecodeB1<kTokens, kGroup>;
   using TilePlan = WeightTilePlan<32, kGroup>;
+  static_assert(!kQuantizes || (kEngine && kTokens == 1), "all warps have a slice of one token");
   extern __shared__ __align__(1024) char shared[];
   const unsigned lane = threadIdx.x;
   const unsigned warp = threadIdx.y;
@@ -317,7 +343,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   const bool writes = warp < kTokens && warp < params.m && n < params.n;
   float x_scale = 0, bias = 0, residual = 0, acc = 0;
   if (writes) {
-    x_scale = params.x_scales[warp];
+    if (!kQuantizes) x_scale = params.x_scales[warp];
     if (params.bias != nullptr) bias = params.bias[n];
     residual = load_residual(params, warp, n);
   }
@@ -330,10 +356,18 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
         work.fetch_scales();
       }
       std::uint32_t words[kTokens][8];
-      work.load_x(words);
+      if constexpr (kQuantizes) {
+        auto* maxima = reinterpret_cast<std::uint32_t*>(shared + warps * Plan::kWarpBytes +
+                                                        Plan::kBarrierBytes);
+        x_scale = params.input_type == DataType::kBFloat16
+                      ? work.template quantize_x<__nv_bfloat16>(words[0], maxima, warps)
+                      : work.template quantize_x<__half>(words[0], maxima, warps);
+      } else {
+        work.load_x(words);
+      }
       work.make_planes(words);
     }
-    if (kEngine && !early) __syncthreads();  // the barriers are ready
+    if (kEngine && !kQuantizes && !early) __syncthreads();  // the barriers are ready
     if (busy) {
       if (!early) {
         if (kEngine) wait_for_barrier(scales_barrier, 0);

@@ -34,9 +34,6 @@ inline constexpr int kFusedWarps = kFusedThreads / kWarpSize;
 inline constexpr int kFusedStep = kFusedThreads * kQuantizeVector;
 /// Vectors a thread of RMSNorm keeps in registers; the rest of longer rows is read again.
 inline constexpr int kFusedKept = 2;
-/// CTAs of a cluster that share a row; 8 is what every device has.
-inline constexpr int kSwigluCluster = 8;
-
 struct RmsNormParams {
   QuantizeParams rows;  ///< order 0; the gain is aligned to 16 bytes too if vectorized
   DataType type;        ///< of x
@@ -285,86 +282,26 @@ __device__ inline float silu(float gate) {
   return __fdiv_rn(gate, __fadd_rn(1.0f, exponential(-gate)));
 }
 
+/// SwiGLU of the two halves of a row, for quantize_parts.
 template <class T>
-__device__ inline QuantizeVector<float> swiglu(const QuantizeVector<T>& gate,
-                                               const QuantizeVector<T>& up) {
-  QuantizeVector<float> values;
+struct SwigluValues {
+  const T* gate;
+  const T* up;
+
+  __device__ SwigluValues(const void* x, std::int64_t row_begin, std::int64_t k)
+      : gate(static_cast<const T*>(x) + row_begin), up(gate + k) {}
+
+  __device__ QuantizeVector<float> operator()(std::int64_t column, std::int64_t end) const {
+    const QuantizeVector<T> gates = load_columns<true>(gate, column, end);
+    const QuantizeVector<T> ups = load_columns<true>(up, column, end);
+    QuantizeVector<float> values;
 #pragma unroll
-  for (int i = 0; i < kQuantizeVector; ++i) {
-    values.values[i] = __fmul_rn(silu(as_float(gate.values[i])), as_float(up.values[i]));
-  }
-  return values;
-}
-
-/// Rows that are vectorized. Grid: kCluster CTAs a row in x, a cluster if there are several. Block:
-/// kFusedThreads or fewer warps.
-template <class T, int kCluster>
-__global__ void __launch_bounds__(kFusedThreads)
-    swiglu_quantize_rows(const __grid_constant__ SwigluParams swiglu_params) {
-  const QuantizeParams& params = swiglu_params.rows;
-  __shared__ std::uint32_t warp_largest[kCluster * kFusedWarps];  // of all CTAs of the row
-  ptx::launch_dependents();
-  const unsigned part = blockIdx.x % kCluster;  // of the row
-  const std::int64_t m = blockIdx.x / kCluster;
-  const T* gate = static_cast<const T*>(params.x) + m * params.x_stride;
-  const T* up = gate + params.k;
-  std::int8_t* q = params.q + m * params.q_stride;
-  const unsigned lane = threadIdx.x % kWarpSize;
-  const unsigned warp = threadIdx.x / kWarpSize;
-  const unsigned warps = blockDim.x / kWarpSize;
-  // Vectors, of which each CTA has as many as the others, but for the last.
-  const std::int64_t vectors = (params.k + kQuantizeVector - 1) / kQuantizeVector;
-  const std::int64_t share = (vectors + kCluster - 1) / kCluster * kQuantizeVector;
-  const std::int64_t first =
-      part * share + static_cast<std::int64_t>(threadIdx.x) * kQuantizeVector;
-  const std::int64_t end = min(params.k, (part + 1) * share);
-  const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * kQuantizeVector;
-#if __CUDA_ARCH__ >= 900
-  if constexpr (kCluster > 1) ptx::cluster_arrive();  // this CTA runs: it can be written to
-#endif
-  ptx::wait_for_dependencies();
-
-  // The first values stay; those of longer rows are read and computed again.
-  const auto values_at = [&](std::int64_t column) {
-    return swiglu(load_columns<true>(gate, column, end), load_columns<true>(up, column, end));
-  };
-  QuantizeVector<float> kept{};
-  std::uint32_t largest = 0;
-#pragma unroll 1
-  for (std::int64_t column = first; column < end; column += step) {
-    const QuantizeVector<float> values = values_at(column);
-    if (column == first) kept = values;
-    largest = max(largest, largest_magnitude(values));
-  }
-  largest = __reduce_max_sync(0xffffffffu, largest);
-  if constexpr (kCluster > 1) {
-#if __CUDA_ARCH__ >= 900
-    ptx::cluster_wait();
-    if (lane < kCluster) {
-      const std::uint32_t slot = ptx::shared_address(&warp_largest[part * warps + warp]);
-      ptx::store_cluster(ptx::map_shared_address(slot, lane), largest);
+    for (int i = 0; i < kQuantizeVector; ++i) {
+      values.values[i] = __fmul_rn(silu(as_float(gates.values[i])), as_float(ups.values[i]));
     }
-    __syncwarp();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-#endif
-  } else {
-    if (lane == 0) warp_largest[warp] = largest;
-    __syncthreads();
+    return values;
   }
-  for (unsigned i = lane; i < kCluster * warps; i += kWarpSize) {
-    largest = max(largest, warp_largest[i]);
-  }
-  largest = __reduce_max_sync(0xffffffffu, largest);
-
-  const RowScale row = row_scale(largest);
-  if (part == 0 && threadIdx.x == 0) params.scales[m] = row.scale;
-#pragma unroll 1
-  for (std::int64_t column = first; column < end; column += step) {
-    if (column != first) kept = values_at(column);
-    store_columns<true>(q, column, params.k, quantize_vector(kept, row));
-  }
-}
+};
 
 /// Rows of any type, alignment and length, one column at a time: right rather than fast. Grid: a
 /// CTA a row in x. Block: kFusedThreads or fewer warps.

@@ -37,6 +37,8 @@ struct GemmParams {
   bool vectorized;  ///< all rows of bits and x are 16-byte aligned, slices of scales to 16 bytes or
                     ///< to their size
   bool dependent;   ///< launched with programmatic dependent launch
+  const void* input;    ///< [k] of a kernel that quantizes x itself, 16-byte aligned; M = 1
+  DataType input_type;  ///< bf16 or fp16
 };
 
 }  // namespace kernels

@@ -161,6 +161,128 @@ __device__ inline void store_columns(std::int8_t* row, std::int64_t column, std:
   }
 }
 
+/// CTAs of a cluster that share a row in quantize_parts; 8 is what every device has.
+inline constexpr int kRowParts = 8;
+
+/// The values of x themselves, for quantize_parts.
+template <class T>
+struct PlainValues {
+  const T* x;
+
+  __device__ PlainValues(const void* rows, std::int64_t row_begin, std::int64_t)
+      : x(static_cast<const T*>(rows) + row_begin) {}
+
+  __device__ QuantizeVector<float> operator()(std::int64_t column, std::int64_t end) const {
+    const QuantizeVector<T> vector = load_columns<true>(x, column, end);
+    QuantizeVector<float> values;
+#pragma unroll
+    for (int i = 0; i < kQuantizeVector; ++i) values.values[i] = as_float(vector.values[i]);
+    return values;
+  }
+};
+
+/// Rows that are vectorized and not ordered, in parts: `Values` gives eight values from a column,
+/// from a pointer to the row and its length. Grid: kParts CTAs a row in x, a cluster if there are
+/// several. Block: kQuantizeThreads or fewer warps.
+template <class Values, int kParts>
+__global__ void __launch_bounds__(kQuantizeThreads)
+    quantize_parts(const __grid_constant__ QuantizeParams params) {
+  constexpr unsigned kWarps = kQuantizeThreads / kWarpSize;
+  __shared__ std::uint32_t warp_largest[kParts * kWarps];  // of all CTAs of the row
+  ptx::launch_dependents();
+  const unsigned part = blockIdx.x % kParts;  // of the row
+  const std::int64_t m = blockIdx.x / kParts;
+  const Values row_values(params.x, m * params.x_stride, params.k);
+  std::int8_t* q = params.q + m * params.q_stride;
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const unsigned warp = threadIdx.x / kWarpSize;
+  const unsigned warps = blockDim.x / kWarpSize;
+  // Vectors, of which each CTA has as many as the others, but for the last.
+  const std::int64_t vectors = (params.k + kQuantizeVector - 1) / kQuantizeVector;
+  const std::int64_t share = (vectors + kParts - 1) / kParts * kQuantizeVector;
+  const std::int64_t first =
+      part * share + static_cast<std::int64_t>(threadIdx.x) * kQuantizeVector;
+  const std::int64_t end = min(params.k, (part + 1) * share);
+  const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * kQuantizeVector;
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kParts > 1) ptx::cluster_arrive();  // this CTA runs: it can be written to
+#endif
+  ptx::wait_for_dependencies();
+
+  // The first values stay; those of longer rows are read and computed again.
+  QuantizeVector<float> kept{};
+  std::uint32_t largest = 0;
+#pragma unroll 1
+  for (std::int64_t column = first; column < end; column += step) {
+    const QuantizeVector<float> values = row_values(column, end);
+    if (column == first) kept = values;
+    largest = max(largest, largest_magnitude(values));
+  }
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  if constexpr (kParts > 1) {
+#if __CUDA_ARCH__ >= 900
+    ptx::cluster_wait();
+    if (lane < kParts) {
+      const std::uint32_t slot = ptx::shared_address(&warp_largest[part * warps + warp]);
+      ptx::store_cluster(ptx::map_shared_address(slot, lane), largest);
+    }
+    __syncwarp();
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+#endif
+  } else {
+    if (lane == 0) warp_largest[warp] = largest;
+    __syncthreads();
+  }
+  for (unsigned i = lane; i < kParts * warps; i += kWarpSize) {
+    largest = max(largest, warp_largest[i]);
+  }
+  largest = __reduce_max_sync(0xffffffffu, largest);
+
+  const RowScale row = row_scale(largest);
+  if (part == 0 && threadIdx.x == 0) params.scales[m] = row.scale;
+#pragma unroll 1
+  for (std::int64_t column = first; column < end; column += step) {
+    if (column != first) kept = row_values(column, end);
+    store_columns<true>(q, column, params.k, quantize_vector(kept, row));
+  }
+}
+
+/// Two values of a 2-byte type in a word.
+__device__ inline float2 unpack_pair(std::uint32_t word, __nv_bfloat16) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+__device__ inline float2 unpack_pair(std::uint32_t word, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+
+/// The largest magnitude of 32 values, two a word, as the bits of a float.
+template <class T>
+__device__ inline std::uint32_t largest_of_chunk(const std::uint32_t (&pairs)[16]) {
+  constexpr std::uint32_t kMagnitudes = 0x7fff7fffu;
+  std::uint32_t largest = pairs[0] & kMagnitudes;
+#pragma unroll
+  for (int i = 1; i < 16; ++i) largest = __vmaxu2(largest, pairs[i] & kMagnitudes);
+  return __float_as_uint(unpack_pair(max(largest & 0xffffu, largest >> 16), T{}).x);
+}
+
+/// 32 values, two a word, to int8, four a word.
+template <class T>
+__device__ inline void quantize_chunk(std::uint32_t (&words)[8], const std::uint32_t (&pairs)[16],
+                                      const RowScale& row) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    QuantizeVector<float> vector;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 two = unpack_pair(pairs[4 * i + j], T{});
+      vector.values[2 * j] = two.x, vector.values[2 * j + 1] = two.y;
+    }
+    const uint2 eight = quantize_vector(vector, row);
+    words[2 * i] = eight.x, words[2 * i + 1] = eight.y;
+  }
+}
+
 /// Grid: a CTA a row in x. Block: kQuantizeThreads.
 template <class T, bool kVectorized>
 __global__ void __launch_bounds__(kQuantizeThreads)
