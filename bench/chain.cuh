@@ -86,6 +86,8 @@ class Chain {
     q_ffn_scales_ = random_buffer<RandomTokenScale>(max_m, 18);
     dense_x_ = random_buffer<RandomBFloat16>(max_m * kChainSizes.ffn, 19);
     scratch_ = Buffer(max_m * kChainSizes.ffn * 2);
+    workspace_ =
+        Buffer(static_cast<std::int64_t>(engine::step_workspace_bytes(kChainSizes, max_m)));
     sink_ = Buffer(16);
     restart();
   }
@@ -186,10 +188,17 @@ class Chain {
     BENCH_CHECK(cudaDeviceSynchronize());
   }
 
-  void ours(const Impl& impl, std::int64_t m, cudaStream_t stream) const {
+  engine::Cuda backend(const Impl& impl, cudaStream_t stream) const {
     engine::Cuda backend;
     backend.launch.stream = stream;
     backend.launch.programmatic = impl.programmatic;
+    backend.launch.workspace = {workspace_.as<void>(),
+                                static_cast<std::size_t>(workspace_.bytes())};
+    return backend;
+  }
+
+  void ours(const Impl& impl, std::int64_t m, cudaStream_t stream) const {
+    const engine::Cuda backend = this->backend(impl, stream);
     const engine::State s = state(m);
     if (!impl.split.empty()) {
       const SplitBackend split{backend, impl.split == "norm", impl.split == "swiglu",
@@ -316,14 +325,7 @@ class Chain {
     engine::State on_device = state(m);
     on_device.logits.cols = kVocab;  // of rows as long as before
     restart();
-    in_graph(
-        [&] {
-          engine::Cuda backend;
-          backend.launch.stream = stream;
-          backend.launch.programmatic = impl.programmatic;
-          engine::decode_step(backend, device, on_device);
-        },
-        stream);
+    in_graph([&] { engine::decode_step(backend(impl, stream), device, on_device); }, stream);
 
     const engine::State on_host = {matrix(kChainSizes.hidden),    matrix(kChainSizes.qkv),
                                    matrix(2 * kChainSizes.ffn),   matrix(kVocab),
@@ -352,7 +354,7 @@ class Chain {
   std::vector<binary_gemm::WeightView> weights_;
   engine::Model model_;
   Buffer pool_, gains_, start_, x_, qkv_, gate_up_, logits_, q_, q_ffn_, q_scales_, q_ffn_scales_,
-      dense_, dense_x_, scratch_, sink_;
+      dense_, dense_x_, scratch_, workspace_, sink_;
   std::unique_ptr<Cublas> cublas_;
 };
 

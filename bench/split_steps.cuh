@@ -121,23 +121,31 @@ struct SplitBackend {
            bf16(gate_up.data), scratch, static_cast<int>(q.k));
     library.quantize_activation(view(q.m, q.k), q);
   }
-  void quantize_activation(const engine::ConstMatrixView& x,
-                           const engine::MutableActivationView& q) const {
-    library.quantize_activation(x, q);
-  }
   void binary_gemm(const engine::ActivationView& x, const engine::WeightView& w,
                    const engine::Epilogue& epilogue, const engine::MatrixView& y) const {
     if (!residual || epilogue.residual.data == nullptr) {
       return library.binary_gemm(x, w, epilogue, y);
     }
     library.binary_gemm(x, w, epilogue.bias, view(y.rows, y.cols));
+    add(y);
+  }
+  void binary_linear(const engine::ConstMatrixView& x, const engine::WeightView& w,
+                     const engine::Epilogue& epilogue, const engine::MatrixView& y) const {
+    if (!residual || epilogue.residual.data == nullptr) {
+      return library.binary_linear(x, w, epilogue, y);
+    }
+    library.binary_linear(x, w, epilogue.bias, view(y.rows, y.cols));
+    add(y);
+  }
+
+ private:
+  // What is in the scratch to y.
+  void add(const engine::MatrixView& y) const {
     constexpr unsigned kThreads = 128;
     launch(split_add, dim3(blocks(y.rows * y.cols, kThreads)), kThreads,
            static_cast<__nv_bfloat16*>(y.data), static_cast<const __nv_bfloat16*>(scratch),
            y.rows * y.cols);
   }
-
- private:
   static const __nv_bfloat16* bf16(const void* data) {
     return static_cast<const __nv_bfloat16*>(data);
   }

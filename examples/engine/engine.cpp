@@ -355,13 +355,9 @@ std::vector<Logits> decode_on_gpu(const WholeModel& host, const Options& options
   const Sizes& sizes = options.sizes;
   const WholeModel whole = memory.copy(host);
   const State state = allocate_state(memory, sizes, options.batch);
-  // binary_gemm needs none, and is faster for large batches with this.
-  const std::size_t bytes =
-      binary_gemm::cuda::gemm_workspace_bytes(options.batch, std::max(sizes.hidden, sizes.ffn));
-  binary_gemm::cuda::Workspace workspace;
-  if (bytes > 0) {
-    workspace = {memory.allocate<char>(static_cast<std::int64_t>(bytes)), bytes};
-  }
+  const std::size_t bytes = step_workspace_bytes(sizes, options.batch);
+  const binary_gemm::cuda::Workspace workspace = {
+      memory.allocate<char>(static_cast<std::int64_t>(bytes)), bytes};
   cudaStream_t stream = nullptr;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const StepGraph graph(whole.model, state, workspace, stream);

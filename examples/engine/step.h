@@ -64,8 +64,8 @@ void decode_step(const Backend& backend, const Model& model, const State& s) {
     // A weight with the rows of Q, K and V is cheapest; one for each would read the same s.q.
     backend.rms_norm_quantize(s.x, layer.attention_gain, kEpsilon, s.q);
     backend.binary_gemm(s.q, layer.qkv, {}, s.qkv);
-    backend.quantize_activation(s.qkv.column_range(0, s.x.cols), s.q);  // attention would be here
-    backend.binary_gemm(s.q, layer.out, {{}, s.x}, s.x);
+    const ConstMatrixView heads = s.qkv.column_range(0, s.x.cols);  // attention would be here
+    backend.binary_linear(heads, layer.out, {{}, s.x}, s.x);
 
     backend.rms_norm_quantize(s.x, layer.mlp_gain, kEpsilon, s.q);
     backend.binary_gemm(s.q, layer.gate_up, {}, s.gate_up);

@@ -9,8 +9,9 @@
 /// - RMSNorm: a CTA a row. The sums of squares are those that its threads have anyway, eight
 ///   columns each, and the tree over them is that of a warp's butterfly.
 /// - SwiGLU: a value takes 40 operations, which for the 17408 of a row are 3 us of one
-///   multiprocessor. A cluster of eight CTAs shares a row; they exchange maxima through shared
-///   memory. Without clusters, or with rows enough for all multiprocessors, a CTA a row again.
+///   multiprocessor. A cluster of eight CTAs shares a row (quantize_parts); they exchange maxima
+///   through shared memory. Without clusters, or with rows enough for all multiprocessors, a CTA a
+///   row again.
 ///
 /// Before the wait for an earlier kernel: the gain, which is a weight.
 
