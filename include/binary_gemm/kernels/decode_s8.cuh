@@ -96,7 +96,11 @@ struct DecodeS8 {
         const int fitting = left > 0 ? left / stage_bytes(shape) : 0;
         const int wanted = engine ? 2 * shape.teams : shape.teams;
         if (fitting < wanted) continue;
-        shape.stages = engine ? (fitting < kMaxStages ? fitting : kMaxStages) : shape.teams;
+        // A multiple of the teams, so that a stage is always the same team's: a barrier's parity
+        // does not tell the next fill from the last but one, which a team that is ahead of another
+        // could take for it.
+        const int most = fitting < kMaxStages ? fitting : kMaxStages;
+        shape.stages = engine ? most / shape.teams * shape.teams : shape.teams;
         return shape;
       }
     }
