@@ -108,7 +108,8 @@ struct MmaLaunch {
   std::uint32_t shared_bytes = 0;
 };
 
-MmaLaunch plan_mma(std::int64_t m, std::int64_t n, std::int64_t group_size);
+MmaLaunch plan_mma(std::int64_t m, std::int64_t n, std::int64_t group_size, int multiprocessors,
+                   int shared_memory);
 std::vector<const void*> mma_kernels();
 std::vector<const void*> wgmma_kernels();
 

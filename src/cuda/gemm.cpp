@@ -313,7 +313,8 @@ void launch_wgmma(const Device& device, const GemmParams& params, std::int64_t g
 // The product by the mma kernel; params.x is in its order.
 void launch_mma(const Device& device, GemmParams params, std::int64_t group_size,
                 const Launch& launch) {
-  const MmaLaunch plan = plan_mma(params.m, params.n, group_size);
+  const MmaLaunch plan =
+      plan_mma(params.m, params.n, group_size, device.multiprocessors, device.shared_memory);
   params.dependent = launch.programmatic;
   void* arguments[] = {&params};
   launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(plan.threads), plan.shared_bytes, launch,

@@ -88,6 +88,40 @@ __device__ inline void expand_lane_word(std::uint32_t word, std::uint32_t (&sign
   }
 }
 
+/// expand_lane_word in steps, for who has other work between them.
+template <int kGroup>
+struct LaneSigns {
+  std::uint32_t low, high;  ///< selectors, or the word
+
+  LaneSigns() = default;
+  __device__ explicit LaneSigns(std::uint32_t word) {
+    if constexpr (kGroup >= 64) {
+      low = (word & 0x33333333u) | 0x44444444u;
+      high = (word >> 2 & 0x33333333u) | 0x44444444u;
+    } else {
+      low = word;
+    }
+  }
+  /// Registers 2 step and 2 step + 1. `after`: any register. It is the table that no selector looks
+  /// at, and keeps ptxas from doing this before what computes it.
+  __device__ void expand(int step, std::uint32_t after, std::uint32_t* signs) const {
+    if constexpr (kGroup >= 64) {
+      const std::uint32_t selectors = (step % 2 == 0 ? low : high) >> (step / 2 * 16);
+      signs[0] = ptx::permute_bytes(after, kSignByBit0, selectors);
+      signs[1] = ptx::permute_bytes(after, kSignByBit1, selectors);
+    } else {
+      // Selectors look at bits 0 and 4, then 1 and 5, of a byte of the word; and at 2, 6, 3, 7.
+      const std::uint32_t twice = __byte_perm(low, 0, step * 0x11);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::uint32_t selectors =
+            (twice >> 2 * i & 0x0033u) | (twice >> (2 * i + 1) & 0x3300u) | 0x4444u;
+        signs[i] = ptx::permute_bytes(after, kSignByBit0, selectors);
+      }
+    }
+  }
+};
+
 /// The 4x4 transpose of the bytes of four words: what is in the order of expand_signs and what is
 /// in that of columns differ by it.
 __device__ inline void transpose_bytes(std::uint32_t* w) {

@@ -172,7 +172,7 @@ constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 9 :
 /// from what mma.sync can do: 330 TOPS at M = 4096, 0.46 of cuBLAS bf16.
 inline constexpr std::int64_t kMmaMinTokens = 97;
 
-/// The mma kernel has one configuration.
+/// The mma kernel's tokens; how many rows a tile has is chosen in src/cuda/gemm_mma.cu.
 constexpr KernelConfig configure_mma() { return {Family::kMma, 64, 0, 0}; }
 
 /// The configuration of a decode family for M tokens.
