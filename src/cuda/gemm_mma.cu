@@ -16,8 +16,8 @@ namespace {
 using kernels::GemmMma;
 
 /// A tile and the nanoseconds that its CTAs take for a block of 128 of K, while a multiprocessor
-/// has 1, 2, .. of them. These are an H200's, from counts of instructions until they are measured;
-/// elsewhere all are longer or shorter, at about the same ratios.
+/// has 1, 2, .. of them: an H200's, products of K = 5120 by the blocks that they have (G = 32
+/// partly estimated). Elsewhere all are longer or shorter, at about the same ratios.
 template <class Plan_, int... kNs>
 struct Tile {
   using Plan = Plan_;
@@ -30,19 +30,19 @@ struct Tiles {};
 /// 128 x 64; 128 x 32; and 64 x 32 by two warps each, for few tiles.
 template <int kGroup>
 struct TilesOf {
-  using Type = Tiles<Tile<GemmMma<4, 1, 8, kGroup>, 550, 800, 1120>,
-                     Tile<GemmMma<4, 1, 4, kGroup>, 380, 480, 620, 760>,
-                     Tile<GemmMma<2, 2, 4, kGroup>, 200, 260, 330, 410>>;
+  using Type = Tiles<Tile<GemmMma<4, 1, 8, kGroup>, 865, 1180, 1520>,
+                     Tile<GemmMma<4, 1, 4, kGroup>, 570, 780, 1020, 1260>,
+                     Tile<GemmMma<2, 2, 4, kGroup>, 380, 510, 650, 780>>;
 };
 /// Short groups have more dots, and these more registers, than a warp of 64 tokens leaves.
 template <>
 struct TilesOf<64> {
   using Type =
-      Tiles<Tile<GemmMma<4, 1, 4, 64>, 480, 640, 860>, Tile<GemmMma<2, 2, 4, 64>, 260, 340, 450>>;
+      Tiles<Tile<GemmMma<4, 1, 4, 64>, 640, 890, 1190>, Tile<GemmMma<2, 2, 4, 64>, 400, 540, 700>>;
 };
 template <>
 struct TilesOf<32> {
-  using Type = Tiles<Tile<GemmMma<4, 1, 4, 32>, 800, 1150>, Tile<GemmMma<2, 2, 4, 32>, 420, 600>>;
+  using Type = Tiles<Tile<GemmMma<4, 1, 4, 32>, 900, 1270>, Tile<GemmMma<2, 2, 4, 32>, 520, 740>>;
 };
 
 template <class Plan>

@@ -167,10 +167,13 @@ constexpr std::int64_t first_rows_wgmma(std::int64_t m, std::int64_t n, std::int
 /// slices by turns, where decode_s8 takes rounds.
 constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 9 : 17; }
 
-/// From this M on the mma kernel is faster than decode_s8: on an H200, forced, at M = 128 about 51
-/// us (out, QKV), 100 (gate), 159 (K = 17408) against 54, 62, 112, 172 in chunks of 16. It is far
-/// from what mma.sync can do: 330 TOPS at M = 4096, 0.46 of cuBLAS bf16.
-inline constexpr std::int64_t kMmaMinTokens = 97;
+/// From this M on the mma kernel is faster than decode_s8 in chunks of 16. On an H200, forced, us:
+/// at M = 64 by the times in src/cuda/gemm_mma.cu 20 (QKV, out), 41 (gate), 69 (K = 17408) against
+/// 30, 26, 55, 84; measured at M = 128 30, 26, 62, 76. At M = 4096 it has 525 to 590 TOPS, 0.67 to
+/// 0.75 of cuBLAS bf16. What lost, QKV at M = 4096, us: totals in registers, 128 x 64, 8 warps a
+/// multiprocessor 652, now 614; 256 x 64, a CTA 709; 192 x 64 of 12 warps 769; x fetched after the
+/// first products of a block 642; before that a loop of 12 instructions a product, 330 TOPS.
+inline constexpr std::int64_t kMmaMinTokens = 49;
 
 /// The mma kernel's tokens; how many rows a tile has is chosen in src/cuda/gemm_mma.cu.
 constexpr KernelConfig configure_mma() { return {Family::kMma, 64, 0, 0}; }
