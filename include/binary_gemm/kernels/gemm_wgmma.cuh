@@ -578,6 +578,7 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
       } else {
         multiply(std::false_type{});
       }
+      __syncwarp();  // all lanes have read their words and mantissas
       if (lane == 0) {
         ptx::mbarrier_arrive(words_empty);
         ptx::mbarrier_arrive(rings.scales.empty_barrier());
