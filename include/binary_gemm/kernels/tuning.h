@@ -115,15 +115,15 @@ constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int6
 }
 
 /// The tile that takes the least time.
-constexpr const WgmmaTile& fastest_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
-                                         int multiprocessors) {
-  const WgmmaTile* best = nullptr;
-  std::int64_t best_ns = 0;
+constexpr WgmmaTile fastest_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
+                                  int multiprocessors) {
+  WgmmaTile best = kWgmmaTiles[0];
+  std::int64_t best_ns = wgmma_ns(best, m, n, k, multiprocessors);
   for (const WgmmaTile& tile : kWgmmaTiles) {
     const std::int64_t ns = wgmma_ns(tile, m, n, k, multiprocessors);
-    if (best == nullptr || ns < best_ns) best = &tile, best_ns = ns;
+    if (ns < best_ns) best = tile, best_ns = ns;
   }
-  return *best;
+  return best;
 }
 
 constexpr std::int64_t fastest_wgmma_ns(std::int64_t m, std::int64_t n, std::int64_t k,
@@ -134,7 +134,7 @@ constexpr std::int64_t fastest_wgmma_ns(std::int64_t m, std::int64_t n, std::int
 /// The configuration for all rows in one launch.
 constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
                                     int multiprocessors) {
-  const WgmmaTile& tile = fastest_wgmma(m, n, k, multiprocessors);
+  const WgmmaTile tile = fastest_wgmma(m, n, k, multiprocessors);
   return {Family::kWgmma, tile.tokens, tile.row_groups, tile.turns};
 }
 
