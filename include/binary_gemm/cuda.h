@@ -50,7 +50,7 @@ enum class Kernel : std::uint8_t {
 const char* name(Kernel kernel);
 
 /// Device memory that a call may use, 16-byte aligned. binary_linear needs linear_workspace_bytes;
-/// binary_gemm is faster with gemm_workspace_bytes, from M = 17 on, and from 9 on where K >= 8192.
+/// binary_gemm is faster with gemm_workspace_bytes, from M = 17 on, and from 6 on where K >= 8192.
 struct Workspace {
   void* data = nullptr;   ///< On the device of the call; overlaps no operand.
   std::size_t bytes = 0;  ///< What it holds; more than a call needs is no harm.

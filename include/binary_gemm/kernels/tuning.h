@@ -164,8 +164,10 @@ constexpr std::int64_t first_rows_wgmma(std::int64_t m, std::int64_t n, std::int
 }
 
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
-/// slices by turns, where decode_s8 takes rounds.
-constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 9 : 17; }
+/// slices by turns, where decode_s8 takes rounds: K = 17408 on an H200, us, M = 6 and 8 by
+/// decode_s8 14.3 and 14.6, any of up to 16 tokens by wgmma 13.8; binary_linear 15.4
+/// and 15.9, 14.4.
+constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 6 : 17; }
 
 /// From this M on the mma kernel is faster than decode_s8 in chunks of 16. On an H200, forced, us:
 /// at M = 64 by the times in src/cuda/gemm_mma.cu 20 (QKV, out), 41 (gate), 69 (K = 17408) against
