@@ -53,8 +53,8 @@ constexpr const char* kHelp = R"(usage: binary_gemm_bench [FLAGS]
                     products), read_floor (a kernel a product), read_rate (one kernel); and
                     engine_pdl:split_norm, :split_swiglu, :split_residual, without a fused step.
   --groups=LIST     of 32, 64, 128, 256 (default: 128)
-  --rest_ms=N       idle before each measurement, so that the clock does not suffer for the one
-                    before (default: 10)
+  --rest_ms=N       idle before each measurement, longer after a long one, so that the clock does
+                    not suffer for the one before (default: 10; 0: never)
   --sustain_ms=N    then run each implementation that long before it is timed, so that clocks settle
                     at what the power limit allows (default: 0)
   --results=DIR     update DIR/<machine>.csv

@@ -158,7 +158,7 @@ struct Timing {
 
 /// What goes before the timed replays of a measurement, ms.
 struct Heat {
-  double rest_ms = 0;     ///< Idle, so that the clock does not suffer for the measurement before.
+  double rest_ms = 0;     ///< Idle, at least, so that the clock does not suffer for the one before.
   double sustain_ms = 0;  ///< Replays, at least, so that it settles at what the power limit allows.
 };
 
@@ -190,7 +190,9 @@ class Timer {
   Timing time(const LaunchFunction& launch, std::int64_t weight_bytes, const Heat& heat) {
     const double guess_us = guess(launch);
     Graph graph(launch, launches(guess_us, weight_bytes), stream_);
-    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(heat.rest_ms));
+    // A long measurement is rested from for longer: the power limit looks back that far.
+    const double rest_ms = heat.rest_ms > 0 ? std::max(heat.rest_ms, busy_ms_ / 2) : 0;
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(rest_ms));
     // Long replays are few: their spread is small.
     const double replay_ms = 1e-3 * guess_us * static_cast<double>(graph.launches);
     const int replays = std::clamp(static_cast<int>(200 / replay_ms), 5, kReplays);
@@ -211,6 +213,7 @@ class Timer {
     for (int i = 0; i < replays; ++i) {
       us.push_back(1e3 * elapsed_ms(2 * i, 2 * i + 1) / static_cast<double>(graph.launches));
     }
+    busy_ms_ = elapsed_ms(0, 2 * replays - 1);
     std::sort(us.begin(), us.end());
     std::uint64_t clock[2];
     BENCH_CHECK(cudaMemcpy(clock, clock_.as<void>(), sizeof clock, cudaMemcpyDeviceToHost));
@@ -283,6 +286,7 @@ class Timer {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t events_[2 * kReplays] = {};
   std::int64_t l2_bytes_ = 0;
+  double busy_ms_ = 0;  // with the last measurement
   Buffer clock_;
 };
 
