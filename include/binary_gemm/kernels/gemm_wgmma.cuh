@@ -639,7 +639,11 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
             std::int32_t(&next)[kValues] = (piece + 1) / kDotBlocks % 2 == 0 ? dot : second;
             if ((piece + 1) % kDots == 0) expand((piece + 1) / kDots);
             start(piece + 1, next);
-            ptx::wgmma_wait<1>(own);
+            if (&next == &own) {
+              ptx::wgmma_wait<1>();  // the dot goes on
+            } else {
+              ptx::wgmma_wait<1>(own);
+            }
           } else {
             ptx::wgmma_wait<0>(own);
           }
