@@ -9,17 +9,33 @@ namespace binary_gemm {
 namespace cuda {
 namespace {
 
+// Blocks of 32 rows read x half as often and halve what a block costs beside its products. They are
+// for the copy engine; with more tokens or smaller groups there is not the shared memory for as
+// many teams.
 template <int kTokens, int kGroup>
-DecodeLaunch plan(const DecodeShape& shape) {
-  using Plan = kernels::DecodeS8<kTokens, kGroup>;
-  static_assert(Plan::kRows == kDecodeS8Rows, "");
+constexpr bool has_32_rows() {
+  return kTokens == 8 && kGroup >= 128;
+}
+
+template <int kTokens, int kGroup, int kTileRows>
+const void* kernel(bool engine) {
+  if constexpr (kTileRows == 16) {
+    if (!engine) {
+      return reinterpret_cast<const void*>(&kernels::decode_s8<kTokens, kGroup, kTileRows, false>);
+    }
+  }
+  return reinterpret_cast<const void*>(&kernels::decode_s8<kTokens, kGroup, kTileRows, true>);
+}
+
+template <int kTokens, int kGroup, int kTileRows>
+DecodeLaunch plan_rows(const DecodeShape& shape) {
+  using Plan = kernels::DecodeS8<kTokens, kGroup, kTileRows>;
+  static_assert(Plan::kRows % kDecodeS8Rows == 0, "");
   const typename Plan::Shape cta = Plan::plan(shape.k, shape.engine, shape.shared_limit);
   if (cta.slices == 0) return {};
   DecodeLaunch launch;
   launch.engine = shape.engine;
-  const auto kernel = launch.engine ? &kernels::decode_s8<kTokens, kGroup, true>
-                                    : &kernels::decode_s8<kTokens, kGroup, false>;
-  launch.kernel = reinterpret_cast<const void*>(kernel);
+  launch.kernel = kernel<kTokens, kGroup, kTileRows>(shape.engine);
   // A CTA fills a multiprocessor, so there is one each; more where the sums of several rounds have
   // to wait in shared memory.
   const auto blocks = static_cast<std::uint32_t>((shape.n + Plan::kRows - 1) / Plan::kRows);
@@ -40,6 +56,20 @@ DecodeLaunch plan(const DecodeShape& shape) {
   static_assert(sizeof(cut) == sizeof(launch.cut), "");
   std::memcpy(launch.cut, &cut, sizeof(cut));
   return launch;
+}
+
+template <int kTokens, int kGroup>
+DecodeLaunch plan(const DecodeShape& shape) {
+  if constexpr (has_32_rows<kTokens, kGroup>()) {
+    using Plan = kernels::DecodeS8<kTokens, kGroup, 32>;
+    const typename Plan::Shape cta = Plan::plan(shape.k, shape.engine, shape.shared_limit);
+    // Where a team would have none, or K takes several rounds, 16 rows are better.
+    const std::int64_t teams = std::int64_t{cta.teams} * shape.multiprocessors;
+    if (shape.engine && cta.rounds == 1 && shape.n / Plan::kRows >= teams) {
+      return plan_rows<kTokens, kGroup, 32>(shape);
+    }
+  }
+  return plan_rows<kTokens, kGroup, 16>(shape);
 }
 
 template <int kGroup>
@@ -63,11 +93,16 @@ DecodeLaunch plan_decode_s8(const DecodeShape& shape) {
 std::vector<const void*> decode_s8_kernels() {
   std::vector<const void*> all;
   for (const bool engine : {false, true}) {
-    for (const std::int64_t group : kGroupSizes) {
-      for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}}) {
-        const kernels::KernelConfig config{kernels::Family::kDecodeS8, tokens, 0, 0};
-        all.push_back(plan_decode_s8(smallest_shape(config, group, engine)).kernel);
-      }
+    for (const std::int64_t group_size : kGroupSizes) {
+      with_group_size(group_size, [&](auto group) {
+        constexpr int kGroup = decltype(group)::value;
+        all.push_back(kernel<8, kGroup, 16>(engine));
+        all.push_back(kernel<16, kGroup, 16>(engine));
+        if constexpr (has_32_rows<8, kGroup>()) {
+          if (engine) all.push_back(kernel<8, kGroup, 32>(engine));
+        }
+        return DecodeLaunch{};
+      });
     }
   }
   return all;

@@ -70,7 +70,8 @@ auto with_group_size(std::int64_t group_size, const Make& make)
 DecodeLaunch plan_decode_b1(const DecodeShape& shape);
 DecodeLaunch plan_decode_s8(const DecodeShape& shape);
 
-/// Rows of W in a block of the family: what the copy engine fetches at once.
+/// Rows of W in a block of the family: what the copy engine fetches at once. decode_s8 also has
+/// blocks of 32, which it can fetch where it can fetch these.
 inline constexpr std::uint32_t kDecodeB1Rows = 32;
 inline constexpr std::uint32_t kDecodeS8Rows = 16;
 

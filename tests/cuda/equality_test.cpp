@@ -294,11 +294,14 @@ TEST_P(CudaEqualityFull, EveryRowCount) {
 }
 
 TEST_P(CudaEqualityFull, ManyRows) {
-  // More rows than one wave of CTAs has, whichever rows a CTA takes.
+  // More rows than one wave of CTAs has, whichever rows a CTA takes; at last so many that
+  // decode_s8's stages are filled again on 132 multiprocessors.
   std::uint64_t seed = 500;
   for (const std::int64_t g : kGroupSizes) {
-    for (const auto& [n, k] :
-         {std::pair{8449, kSliceK}, {17408, kSliceK + g}, {4224, 2 * kSliceK}}) {
+    for (const auto& [n, k] : {std::pair{8449, kSliceK},
+                               {17408, kSliceK + g},
+                               {4224, 2 * kSliceK},
+                               {25377, 5 * kSliceK}}) {
       if (thinned(++seed)) continue;
       const Case c = make_case({64, n, k, g}, ScalePattern::kNegative, seed);
       for (const std::int64_t m : {1, 2, 3, 5, 8, 16, 24, 32, 40, 64}) {

@@ -21,10 +21,13 @@ struct SliceUnit {
   bool narrow;  ///< false: sum by fused multiply-adds in the order of the groups
 };
 
-/// Replaces `kPairs` pairs of fp16 scales by pairs of int16 mantissas (left undefined where the
-/// slice is wide) and returns their unit.
-template <int kPairs>
-__device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) {
+/// The bits of 1.5 * 2^23, to which integers of up to 22 bits can be added as bits or as floats.
+inline constexpr std::uint32_t kMantissaBits = 0x4b400000u;
+
+/// Returns the unit of `kPairs` pairs of fp16 scales, and gives `put(i, low, high)` the mantissas
+/// of each (undefined where the slice is wide), plus kMantissaBits.
+template <int kPairs, class Put>
+__device__ inline SliceUnit make_mantissas(const std::uint32_t (&pairs)[kPairs], const Put& put) {
   constexpr std::uint32_t kMagnitudes = 0x7fff7fffu;
   constexpr std::uint32_t kExponentBits = 0x7c00u;  // also the magnitude of infinity
   // fp16 magnitudes compare as their bits do.
@@ -63,11 +66,18 @@ __device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) 
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&pairs[i]));
-    const std::uint32_t low = __float_as_uint(__fmaf_rn(scale.x, inverse_unit, kRound));
-    const std::uint32_t high = __float_as_uint(__fmaf_rn(scale.y, inverse_unit, kRound));
-    pairs[i] = __byte_perm(low, high, 0x5410);
+    put(i, __float_as_uint(__fmaf_rn(scale.x, inverse_unit, kRound)),
+        __float_as_uint(__fmaf_rn(scale.y, inverse_unit, kRound)));
   }
   return slice;
+}
+
+/// Replaces pairs of fp16 scales by pairs of int16 mantissas and returns their unit.
+template <int kPairs>
+__device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) {
+  return make_mantissas(pairs, [&](int i, std::uint32_t low, std::uint32_t high) {
+    pairs[i] = __byte_perm(low, high, 0x5410);
+  });
 }
 
 /// Whether rows of scales can be copied by 16 bytes, or a slice's kBytes if that is less.

@@ -48,9 +48,11 @@ struct WeightTile {
 
   __device__ unsigned g() const { return lane / 4; }
   __device__ unsigned t() const { return lane % 4; }
-  /// The row whose scales this lane converts. Of 32, it is where decode_b1's transpose leaves the
-  /// row's total; of 16, two lanes have the same.
-  __device__ unsigned own_row() const { return Plan::kRows == 32 ? g() + 8 * t() : lane % 16; }
+  /// The row whose scales this lane converts: the lanes in order have rows 0, 8, ..., 1, 9, ... Of
+  /// 32, it is where decode_b1's transpose leaves the row's total; of 16, two lanes have the same.
+  __device__ unsigned own_row() const {
+    return Plan::kRows == 32 ? g() + 8 * t() : lane % 16 / 2 + lane % 2 * 8;
+  }
   __device__ unsigned k0() const { return slice * static_cast<unsigned>(kSliceK); }
   /// Rows past N repeat the last one; they are not stored.
   __device__ std::int64_t global_row(unsigned row) const { return min(n0 + row, params.n - 1); }
@@ -101,12 +103,9 @@ struct WeightTile {
     ptx::cp_async_commit();
   }
 
-  /// Turns the scales of row own_row() into mantissas; the warp must synchronize before others use
-  /// them.
-  __device__ SliceUnit make_mantissas() const {
+  /// The slice's scales of row own_row().
+  __device__ void load_scales(std::uint32_t (&pairs)[Plan::kScales / 2]) const {
     const char* source = scales + own_row() * scales_stride;
-    char* own = mantissa_row(own_row());
-    std::uint32_t pairs[Plan::kScales / 2];
     if constexpr (Plan::kScales == 4) {
       const uint2 four = *reinterpret_cast<const uint2*>(source);
       pairs[0] = four.x, pairs[1] = four.y;
@@ -114,6 +113,14 @@ struct WeightTile {
 #pragma unroll
       for (int i = 0; i < Plan::kScales / 8; ++i) load_4_words(&pairs[4 * i], source + 16 * i);
     }
+  }
+
+  /// Turns the scales of row own_row() into mantissas; the warp must synchronize before others use
+  /// them.
+  __device__ SliceUnit make_mantissas() const {
+    char* own = mantissa_row(own_row());
+    std::uint32_t pairs[Plan::kScales / 2];
+    load_scales(pairs);
     const SliceUnit unit = scales_to_mantissas(pairs);
     if constexpr (Plan::kScales == 4) {
       *reinterpret_cast<uint4*>(own) =
