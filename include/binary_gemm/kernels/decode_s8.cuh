@@ -2,7 +2,8 @@
 
 /// Decode on the int8 tensor core: y = x · Wᵀ for up to 8 or 16 tokens, any N, K and G.
 ///
-/// Weights are expanded in registers from a bit to a byte of +1 or -1, and multiply as operand A of
+/// Weights are expanded in registers from a bit to a byte of +1 or -1, or -1 or -3 where that is
+/// cheaper (LowSigns; dots start from what it takes), and multiply as operand A of
 /// m16n8k32: 16 rows of W by 8 tokens. Within each 32 weights of a row the order of K is permuted,
 /// so that a lane expands the word it holds and nothing moves between lanes: with bit 4i + j of a
 /// word's half at byte i of register j (expand_signs), the bytes of x take the same places on their
@@ -45,6 +46,8 @@ struct DecodeS8 {
   static constexpr int kTokenTiles = kTokens / 8;
   static constexpr int kRows = Tile::kRows;  ///< of W, a block
   static constexpr int kRowTiles = kRows / 16;
+  /// Whether weights are expanded by LowSigns; with more tokens there are not the registers.
+  static constexpr bool kLowSigns = kTokens == 8;
   static constexpr int kMaxWarps = 20;
   static constexpr int kMaxTeams = 4;
   static constexpr int kMaxStages = 12;
@@ -58,8 +61,11 @@ struct DecodeS8 {
   static constexpr int kUnitBytes = kRows * 4;
   static constexpr int kBlockBytes = kMantissaBytes > kSumBytes ? kMantissaBytes : kSumBytes;
   static constexpr int kKeptBytes = kUnitBytes + 2 * kBlockBytes;
-  /// x of a slice, as [block of 128][half of its words' registers][token][t] of 16 bytes.
-  static constexpr int kXBytes = kTokens * static_cast<int>(kSliceK);
+  /// x of a slice, as [block of 128][half of its words' registers][token][t] of 16 bytes; then what
+  /// dots start from, as C fragments: [eight tokens][dot of a row][t] of 16 bytes.
+  static constexpr int kStartOffset = kTokens * static_cast<int>(kSliceK);
+  static constexpr int kXBytes =
+      kStartOffset + (kLowSigns ? kTokenTiles * Tile::kMantissas * 64 : 0);
   static constexpr int kZeroBytes = 16;
   static constexpr int kXScaleBytes = kTokens * 4;
   /// Of a stage: its barrier, and how often it has been filled again.
@@ -120,6 +126,7 @@ struct DecodeS8Warp : WeightTile<kTileRows, kGroup> {
   char* x;       ///< of the slice
   char* zeros;   ///< 16 bytes
   float* units;  ///< of the rows, in the order of their lanes
+  LowSigns tables;
 
   /// Puts tokens m and m + 1 of the slice in shared memory, zeros past M and K.
   __device__ void store_x(unsigned m) const {
@@ -135,6 +142,7 @@ struct DecodeS8Warp : WeightTile<kTileRows, kGroup> {
                        words[i][4 * half + 3]);
       }
     }
+    if (Plan::kLowSigns) store_starts(m, words);
   }
 
   /// Turns the scales of row own_row() into mantissas and a unit, for the warp. They are in the
@@ -227,6 +235,30 @@ struct DecodeS8Warp : WeightTile<kTileRows, kGroup> {
     return x + ((block * 2 + half) * kTokens + m) * 64;
   }
 
+  /// Keeps what dots of tokens m and m + 1 start from; `words` are those of store_x, in order.
+  __device__ void store_starts(unsigned m, const std::uint32_t (&words)[2][8]) const {
+    constexpr unsigned kLanes = 4 / TilePlan::kDotsPerBlock;  // words of a dot
+    std::int32_t start[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (const int j : {2, 3, 6, 7}) start[i] = ptx::dp4a(words[i][j], 0x02020202u, start[i]);
+#pragma unroll
+      for (unsigned lanes = 1; lanes < kLanes; lanes *= 2) {
+        start[i] += __shfl_xor_sync(0xffffffffu, start[i], lanes);
+      }
+    }
+    if (lane % kLanes == 0) {
+      *starts(m / 8, lane / kLanes, m % 8 / 2) = make_int4(start[0], start[1], start[0], start[1]);
+    }
+  }
+
+  /// What dots of lanes t start from: a C fragment.
+  __device__ int4* starts(unsigned tokens, unsigned dot, unsigned t) const {
+    return reinterpret_cast<int4*>(x + Plan::kStartOffset) +
+           (tokens * TilePlan::kMantissas + dot) * 4 + t;
+  }
+
   /// C fragments of Σ mantissa · dot: 16 rows by 8 tokens each.
   using Sums = std::int32_t[Plan::kRowTiles][Plan::kTokenTiles][4];
 
@@ -261,23 +293,36 @@ struct DecodeS8Warp : WeightTile<kTileRows, kGroup> {
                                  Sums& sums) const {
     constexpr int kParts = TilePlan::kDotsPerBlock;
     std::uint32_t b[Plan::kTokenTiles][8];
+    int4 start[Plan::kTokenTiles];
     std::int32_t mantissa[2 * Plan::kRowTiles];
     const auto load = [&](int part) {
       load_x(block, part, b);
+#pragma unroll
+      for (int tokens = 0; tokens < Plan::kTokenTiles; ++tokens) {
+        start[tokens] =
+            Plan::kLowSigns ? *starts(tokens, block * kParts + part, t()) : make_int4(0, 0, 0, 0);
+      }
       load_of_rows(mantissa, mantissas + (block * kParts + part) * Plan::kRows * 4);
     };
     if (kParts == 1) load(0);
 #pragma unroll
     for (int tile = 0; tile < Plan::kRowTiles; ++tile) {
       std::uint32_t signs[2][8];
-      expand_signs(a[tile][2 * kHalf], signs[0]);
-      expand_signs(a[tile][2 * kHalf + 1], signs[1]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (Plan::kLowSigns) {
+          tables.expand(a[tile][2 * kHalf + i], signs[i]);
+        } else {
+          expand_signs(a[tile][2 * kHalf + i], signs[i]);
+        }
+      }
 #pragma unroll(kParts* Plan::kTokenTiles == 8 ? 2 : kParts)  // for registers
       for (int part = 0; part < kParts; ++part) {
         if (kParts > 1) load(part);  // words kGroup / 32 · part and on of the block
 #pragma unroll
         for (int tokens = 0; tokens < Plan::kTokenTiles; ++tokens) {
-          std::int32_t dot[4] = {};
+          std::int32_t dot[4] = {start[tokens].x, start[tokens].y, start[tokens].z,
+                                 start[tokens].w};
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
             const std::uint32_t fragment[4] = {signs[0][2 * step], signs[1][2 * step],
@@ -401,7 +446,8 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup, kTileRows>::kMaxWarp
              slice, lane},
             nullptr,
             zeros,
-            reinterpret_cast<float*>(own_kept)};
+            reinterpret_cast<float*>(own_kept),
+            LowSigns::make(lane / kWarpSize)};
   char* team_kept = kept + team * cut.slices * Plan::kKeptBytes;  // the next warps' follow
   const unsigned team_thread = slice * kWarpSize + lane;
   const unsigned team_threads = cut.slices * kWarpSize;
