@@ -349,6 +349,14 @@ void check_extents(std::int64_t m, const WeightView& w) {
   check_extent("the weights' scales stride", w.scales_stride);
 }
 
+// Of a product of which there are no views yet.
+void check_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size) {
+  check::weight_shape(n, k, group_size);
+  check_extent("M", m);
+  check_extent("N", n);
+  check_extent("K", k);
+}
+
 int current_device() {
   int device = 0;
   BINARY_GEMM_CUDA(cudaGetDevice(&device));
@@ -419,14 +427,14 @@ std::vector<Kernel> supported_kernels(int device) {
 
 bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
                   std::int64_t group_size, int device) {
-  check::weight_shape(n, k, group_size);
+  check_shape(m, n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   return can_run(prepared, kernel, m, group_size) && (!wants_order(kernel) || k > 0);
 }
 
 Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
                      int device) {
-  check::weight_shape(n, k, group_size);
+  check_shape(m, n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   switch (kernels::choose(prepared.architecture, m, n, k, group_size, k > 0, has_wgmma(prepared),
                           prepared.multiprocessors)

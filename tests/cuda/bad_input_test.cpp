@@ -678,6 +678,12 @@ TEST_F(CudaBadInput, AKernelThatCannotTakeTheShape) {
   }
   EXPECT_FALSE(cuda::is_supported(Kernel::kDecodeB1, 9, 33, 256, 64));
   EXPECT_FALSE(cuda::is_supported(static_cast<Kernel>(99), 1, 33, 256, 64));
+  constexpr std::int64_t kTooMany = std::int64_t{1} << 31;
+  expect_invalid([&] { cuda::is_supported(Kernel::kAuto, kTooMany, 33, 256, 64); },
+                 {"M = 2147483648", "at most 2147483647"});
+  expect_invalid([&] { cuda::is_supported(Kernel::kAuto, 1, kTooMany, 256, 64); },
+                 {"N = 2147483648"});
+  expect_invalid([&] { cuda::choose_kernel(1, 33, kTooMany, 64); }, {"K = 2147483648"});
   Problem nine = make_problem({9, 33, 256, 64}, ScalePattern::kNarrow, ActivationPattern::kRandom,
                               all_layouts()[0], 5);
   const DeviceProblem d(nine, stream());
