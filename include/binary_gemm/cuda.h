@@ -78,8 +78,8 @@ void prepare(int device = -1);
 /// The kernels that `device` can run with this build, for forcing them one after the other.
 std::vector<Kernel> supported_kernels(int device = -1);
 
-/// Whether `kernel` takes a product of this shape. Throws std::invalid_argument for one that no call
-/// takes.
+/// Whether `kernel` takes a product of this shape. Throws std::invalid_argument for one that no
+/// call takes.
 bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
                   std::int64_t group_size, int device = -1);
 
