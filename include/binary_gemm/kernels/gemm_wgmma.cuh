@@ -43,8 +43,8 @@ struct GemmWgmma {
   static constexpr int kRowGroups = kRowGroups_;  ///< of 64 rows
   static constexpr int kTurns = kTurns_;          ///< warpgroups of the same rows
   static constexpr int kConsumers = kRowGroups * kTurns;
-  /// Two accumulators, where there are registers for them: see multiply_overlapped.
-  static constexpr bool kTwoDots = kTokens_ >= 48 && kTokens_ <= 112 && kGroup_ >= 64;
+  /// See multiply_halves.
+  static constexpr bool kHalves = kTokens_ == 64 || kTokens_ == 96 || kTokens_ == 128;
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroup = kGroup_;
   static constexpr int kRows = 64 * kRowGroups;
@@ -493,7 +493,6 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
           (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
 
       std::int32_t sum[kValues], dot[kValues];
-      [[maybe_unused]] std::int32_t second_dot[Plan::kTwoDots ? kValues : 1];
       constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
       constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
       constexpr int kSteps = 4 / kDots;                            // of a dot in a block
@@ -576,11 +575,14 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
           sum[v] = __float_as_int(static_cast<float>(sum[v]));
         }
       };
-      // The same of a narrow slice with two dots, of which one is added while the other is
-      // multiplied: a piece is the part of a dot that lies in a block. All of the slice is
-      // unrolled: across the end of a loop ptxas lets nothing overlap.
-      [[maybe_unused]] const auto multiply_overlapped = [&](auto& second) {
-        constexpr int kPieces = Plan::kBlocks * kDots;
+      // The same of a narrow slice by halves of the tokens: while one half's dots are added, the
+      // other half is multiplied. A piece is the part of a half's dot that lies in a block. All of
+      // the slice is unrolled: across the end of a loop ptxas lets nothing overlap.
+      [[maybe_unused]] const auto multiply_halves = [&](auto halves) {
+        constexpr int kHalves = decltype(halves)::value;
+        constexpr int kHalfTokens = kTokens / kHalves, kHalfValues = kValues / kHalves;
+        constexpr int kPieces = Plan::kBlocks * kDots * kHalves;
+        std::int32_t dots[2][kHalfValues];
         std::uint32_t signs[2][2][8];  // of this block and of the next
         const auto expand = [&](int block) {
           expand_lane_word<kGroup>(next_words[0], signs[block % 2][0]);
@@ -597,15 +599,16 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
           const int stage = block / Plan::kStageBlocks;
           return Plan::kXStages > Plan::kSliceStages ? x_first + stage : stage % Plan::kXStages;
         };
-        const auto start = [&](int piece, std::int32_t(&to)[kValues]) {
-          const int block = piece / kDots, part = piece % kDots;
-          const int stage = stage_of(block);
-          if (part == 0 && block % Plan::kStageBlocks == 0) {
+        const auto start = [&](int piece) {
+          const int block = piece / (kDots * kHalves), part = piece / kHalves % kDots;
+          const int half = piece % kHalves, stage = stage_of(block);
+          if (piece % (kDots * kHalves) == 0 && block % Plan::kStageBlocks == 0) {
             const unsigned rounds = Plan::kRounds > 1 ? block / (Plan::kBlocks / Plan::kRounds) : 0;
             wait_for_barrier(rings.x.full + stage * 8, x_parity ^ (rounds & 1));
           }
           const std::uint64_t x = ptx::descriptor_128b(
-              x_stages + stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
+              x_stages + stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes +
+              half * (kHalfTokens * Plan::kBlock));
           const std::uint32_t(&own)[2][8] = signs[block % 2];
           ptx::wgmma_fence();
 #pragma unroll
@@ -613,41 +616,41 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
             const int step = part * kSteps + i;
             const std::uint32_t a[4] = {own[0][2 * step], own[1][2 * step], own[0][2 * step + 1],
                                         own[1][2 * step + 1]};
-            ptx::WgmmaS8<kTokens>::run(to, a, x + 2 * step, i > 0 || block % kDotBlocks > 0);
+            ptx::WgmmaS8<kHalfTokens>::run(dots[piece % 2], a, x + 2 * step,
+                                           i > 0 || block % kDotBlocks > 0);
           }
           ptx::wgmma_commit();
         };
-        // Piece i, while the next one is multiplied.
-        const auto finish = [&](int piece, std::int32_t(&from)[kValues]) {
-          const int block = piece / kDots, index = piece / kDotBlocks;
-          if (piece % kDots == kDots - 1 && (block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
-            ptx::mbarrier_arrive(rings.x.empty + stage_of(block) * 8);
-          }
-          if ((block + 1) % kDotBlocks != 0) return;  // the dot goes on
-          const std::int16_t m[2] = {mantissas[index], mantissas[index + 8 * Plan::kScales]};
-#pragma unroll
-          for (int v = 0; v < kValues; ++v) {
-            sum[v] = m[v % 4 / 2] * from[v] + (index == 0 ? 0 : sum[v]);
-          }
-        };
         expand(0);
-        start(0, dot);
+        start(0);
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
-          std::int32_t(&own)[kValues] = piece / kDotBlocks % 2 == 0 ? dot : second;
+          const int block = piece / (kDots * kHalves), half = piece % kHalves;
+          const int index = piece / (kHalves * kDotBlocks);
+          std::int32_t(&own)[kHalfValues] = dots[piece % 2];
+          const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
           if (piece + 1 < kPieces) {
-            std::int32_t(&next)[kValues] = (piece + 1) / kDotBlocks % 2 == 0 ? dot : second;
-            if ((piece + 1) % kDots == 0) expand((piece + 1) / kDots);
-            start(piece + 1, next);
-            if (&next == &own) {
-              ptx::wgmma_wait<1>();  // the dot goes on
-            } else {
+            if ((piece + 1) % (kDots * kHalves) == 0) expand(block + 1);
+            start(piece + 1);
+            if (whole) {
               ptx::wgmma_wait<1>(own);
+            } else {
+              ptx::wgmma_wait<1>();
             }
           } else {
             ptx::wgmma_wait<0>(own);
           }
-          finish(piece, own);
+          if ((piece + 1) % (kDots * kHalves) == 0 && (block + 1) % Plan::kStageBlocks == 0 &&
+              lane == 0) {
+            ptx::mbarrier_arrive(rings.x.empty + stage_of(block) * 8);
+          }
+          if (!whole) continue;
+          const std::int16_t m[2] = {mantissas[index], mantissas[index + 8 * Plan::kScales]};
+#pragma unroll
+          for (int v = 0; v < kHalfValues; ++v) {
+            std::int32_t& to = sum[half * kHalfValues + v];
+            to = m[v % 4 / 2] * own[v] + (index == 0 ? 0 : to);
+          }
         }
         if constexpr (Plan::kXStages > Plan::kSliceStages) {
           x_first += Plan::kSliceStages;
@@ -660,8 +663,8 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
       };
       if (any_wide) {
         multiply(std::true_type{});
-      } else if constexpr (Plan::kTwoDots) {
-        multiply_overlapped(second_dot);
+      } else if constexpr (Plan::kHalves) {
+        multiply_halves(std::integral_constant<int, 2>{});
       } else {
         multiply(std::false_type{});
       }
