@@ -41,9 +41,9 @@ DecodeLaunch plan(const DecodeShape& shape) {
   auto needed = static_cast<std::uint32_t>(Plan::shared_bytes(warps));
   if constexpr (kTokens == 1) {
     if (shape.quantizes) {
-      if (!launch.engine) return {};
-      kernel = &kernels::decode_b1<1, kGroup, true, true>;
       needed += Plan::kMaximaBytes;
+      if (!launch.engine || needed > static_cast<std::uint32_t>(shape.shared_limit)) return {};
+      kernel = &kernels::decode_b1<1, kGroup, true, true>;
     }
   }
   launch.kernel = reinterpret_cast<const void*>(kernel);

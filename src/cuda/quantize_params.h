@@ -41,7 +41,8 @@ struct PartsLaunch {
   dim3 block;
 };
 
-/// `most`: 1, or kernels::kRowParts. No more threads than the row has vectors for.
+/// `in_parts`: a cluster of kernels::kRowParts a row, else a CTA. No more threads than a row has
+/// vectors for.
 inline PartsLaunch parts_launch(std::int64_t rows, std::int64_t k, bool in_parts) {
   const unsigned parts = in_parts ? kernels::kRowParts : 1;
   constexpr std::int64_t kWarpColumns = kernels::kWarpSize * kernels::kQuantizeVector;

@@ -14,9 +14,8 @@
 ///   bringing the weights of the product after the next to the L2 cache meanwhile
 ///     (cp.async.bulk.prefetch.L2): a token of 64 layers 1298, without it 1236; with the steps
 ///     between products 1768 and 1686
-///   x by the copy engine, in every CTA or by multicast to clusters of 2 or 4: back to back
-///   out 3.06,
-///     2.57, 2.58, gate 5.5; by the threads' own loads 2.28, 4.57 (M = 4 to 16 likewise: out 5.2 ->
+///   x by the copy engine, back to back: out 3.06, by multicast to clusters of 2 or 4 2.57 and
+///     2.58, gate 5.5; by the threads' own loads 2.28, 4.57 (decode_s8 likewise: out, M = 8, 5.2 ->
 ///     6.5)
 ///   all products of a decode step in one persistent kernel, weights fetched past the ends of
 ///     products, x quantized in every CTA again: a layer of 64 (5120, 17408) 35.7 with a counter
@@ -165,8 +164,7 @@ constexpr std::int64_t first_rows_wgmma(std::int64_t m, std::int64_t n, std::int
 
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
 /// slices by turns, where decode_s8 takes rounds: K = 17408 on an H200, us, M = 6 and 8 by
-/// decode_s8 14.3 and 14.6, any of up to 16 tokens by wgmma 13.8; binary_linear 15.4
-/// and 15.9, 14.4.
+/// decode_s8 14.3 and 14.6, up to 16 tokens by wgmma 13.8; binary_linear 15.4 and 15.9, 14.4.
 constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 6 : 17; }
 
 /// From this M on the mma kernel is faster than decode_s8 in chunks of 16. On an H200, forced, us:
