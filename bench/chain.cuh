@@ -188,7 +188,7 @@ class Chain {
     BENCH_CHECK(cudaDeviceSynchronize());
   }
 
-  engine::Cuda backend(const Impl& impl, cudaStream_t stream) const {
+  engine::Cuda make_backend(const Impl& impl, cudaStream_t stream) const {
     engine::Cuda backend;
     backend.launch.stream = stream;
     backend.launch.programmatic = impl.programmatic;
@@ -198,7 +198,7 @@ class Chain {
   }
 
   void ours(const Impl& impl, std::int64_t m, cudaStream_t stream) const {
-    const engine::Cuda backend = this->backend(impl, stream);
+    const engine::Cuda backend = make_backend(impl, stream);
     const engine::State s = state(m);
     if (!impl.split.empty()) {
       const SplitBackend split{backend, impl.split == "norm", impl.split == "swiglu",
@@ -325,7 +325,7 @@ class Chain {
     engine::State on_device = state(m);
     on_device.logits.cols = kVocab;  // of rows as long as before
     restart();
-    in_graph([&] { engine::decode_step(backend(impl, stream), device, on_device); }, stream);
+    in_graph([&] { engine::decode_step(make_backend(impl, stream), device, on_device); }, stream);
 
     const engine::State on_host = {matrix(kChainSizes.hidden),    matrix(kChainSizes.qkv),
                                    matrix(2 * kChainSizes.ffn),   matrix(kVocab),

@@ -248,24 +248,12 @@ TEST(CpuEquality, QuantizeEveryLength) {
 }
 
 TEST(CpuEquality, QuantizeRandomBits) {
-  // Any bits at all: each row's exponents are shifted to a part of the range, NaNs now and then.
   Random random(900);
   constexpr std::int64_t kRows = 600;
   constexpr std::int64_t kCols = 96;
   for (const DataType type : kFloatTypes) {
     GuardedBuffer x(kRows, kCols, size_of(type));
-    for (std::int64_t m = 0; m < kRows; ++m) {
-      const auto limit = static_cast<std::uint32_t>(random.integer(1, 0x7f80)) << 16;
-      for (std::int64_t k = 0; k < kCols; ++k) {
-        auto bits = static_cast<std::uint32_t>(random.bits());
-        if (random.chance(0.999)) bits = (bits & 0x80000000u) | (bits & 0x7fffffffu) % limit;
-        if (type == DataType::kFloat32) {
-          x.row<std::uint32_t>(m)[k] = bits;
-        } else {
-          x.row<std::uint16_t>(m)[k] = static_cast<std::uint16_t>(bits >> 16);
-        }
-      }
-    }
+    fill_any_bits(x, type, random);
     GuardedBuffer expected(kRows, kCols, 1);
     GuardedBuffer expected_scales(1, kRows, 4);
     reference::quantize_activation(

@@ -400,6 +400,21 @@ void fill_activations(const MatrixView& x, Random& random) {
   }
 }
 
+void fill_any_bits(GuardedBuffer& x, DataType type, Random& random) {
+  for (std::int64_t m = 0; m < x.rows(); ++m) {
+    const auto limit = static_cast<std::uint32_t>(random.integer(1, 0x7f80)) << 16;
+    for (std::int64_t k = 0; k < x.cols(); ++k) {
+      auto bits = static_cast<std::uint32_t>(random.bits());
+      if (random.chance(0.999)) bits = (bits & 0x80000000u) | (bits & 0x7fffffffu) % limit;
+      if (type == DataType::kFloat32) {
+        x.row<std::uint32_t>(m)[k] = bits;
+      } else {
+        x.row<std::uint16_t>(m)[k] = static_cast<std::uint16_t>(bits >> 16);
+      }
+    }
+  }
+}
+
 void fill_gaussian(const MatrixView& x, Random& random, float deviation) {
   for (std::int64_t m = 0; m < x.rows; ++m) {
     for (std::int64_t k = 0; k < x.cols; ++k) {

@@ -172,6 +172,10 @@ Problem make_problem(Shape shape, ScalePattern scales, ActivationPattern activat
 /// NaN, one infinity, subnormals, the largest values, one outlier, ties of the quantizer.
 void fill_activations(const MatrixView& x, Random& random);
 
+/// Fills it with any bits at all: each row's exponents are in a part of the range, with NaNs now
+/// and then. `type` is that of x.
+void fill_any_bits(GuardedBuffer& x, DataType type, Random& random);
+
 /// Fills a matrix of any float type with Gaussians.
 void fill_gaussian(const MatrixView& x, Random& random, float deviation = 1.0f);
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "binary_gemm/kernels/tuning.h"
+#include "binary_gemm/views.h"
 
 namespace binary_gemm {
 namespace cuda {

@@ -33,11 +33,6 @@ void check_extent(const char* name, std::int64_t value) {
   }
 }
 
-template <class T>
-bool is_aligned(const T* pointer, std::size_t alignment) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
-}
-
 // The driver's cuTensorMapEncodeTiled, or null where it has none. Asked for at run time, so that
 // the library does not link with the driver.
 decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
@@ -341,10 +336,14 @@ void multiply(const Device& device, const ActivationView& x, const WeightView& w
   }
 }
 
-void check_extents(std::int64_t m, const WeightView& w) {
+void check_extents(std::int64_t m, std::int64_t n, std::int64_t k) {
   check_extent("M", m);
-  check_extent("N", w.n);
-  check_extent("K", w.k);
+  check_extent("N", n);
+  check_extent("K", k);
+}
+
+void check_extents(std::int64_t m, const WeightView& w) {
+  check_extents(m, w.n, w.k);
   check_extent("the weights' bits stride", w.bits_stride);
   check_extent("the weights' scales stride", w.scales_stride);
 }
@@ -352,9 +351,7 @@ void check_extents(std::int64_t m, const WeightView& w) {
 // Of a product of which there are no views yet.
 void check_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size) {
   check::weight_shape(n, k, group_size);
-  check_extent("M", m);
-  check_extent("N", n);
-  check_extent("K", k);
+  check_extents(m, n, k);
 }
 
 int current_device() {

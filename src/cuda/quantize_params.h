@@ -13,10 +13,6 @@
 namespace binary_gemm {
 namespace cuda {
 
-inline bool is_aligned(const void* pointer, std::uintptr_t alignment) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
-}
-
 /// The rows of x, of which q's k columns are made; `middle`: the column where a second half begins.
 inline kernels::QuantizeParams quantize_params(const ConstMatrixView& x, std::int64_t middle,
                                                const MutableActivationView& q) {

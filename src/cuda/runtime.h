@@ -5,10 +5,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "binary_gemm/cuda.h"
 
 namespace binary_gemm {
 namespace cuda {
+
+inline bool is_aligned(const void* pointer, std::uintptr_t alignment) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
+}
 
 inline void check_cuda(cudaError_t code, const char* call) {
   if (code != cudaSuccess) throw CudaError(code, call);

@@ -251,21 +251,6 @@ MutableWeightView DeviceWeights::at(std::uint32_t* bits_base, float16* scales_ba
 
 // ---- Problems and what they give ----
 
-void fill_any_bits(GuardedBuffer& x, DataType type, Random& random) {
-  for (std::int64_t m = 0; m < x.rows(); ++m) {
-    const auto limit = static_cast<std::uint32_t>(random.integer(1, 0x7f80)) << 16;
-    for (std::int64_t k = 0; k < x.cols(); ++k) {
-      auto bits = static_cast<std::uint32_t>(random.bits());
-      if (random.chance(0.999)) bits = (bits & 0x80000000u) | (bits & 0x7fffffffu) % limit;
-      if (type == DataType::kFloat32) {
-        x.row<std::uint32_t>(m)[k] = bits;
-      } else {
-        x.row<std::uint16_t>(m)[k] = static_cast<std::uint16_t>(bits >> 16);
-      }
-    }
-  }
-}
-
 Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern activations,
                           const Layout& layout, std::uint64_t seed) {
   constexpr std::int64_t kFew = 24;
@@ -326,11 +311,9 @@ std::string mode_name(const ::testing::TestParamInfo<Mode>& info) {
          (info.param.programmatic ? "Programmatic" : "");
 }
 
-void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& body) {
-  if (!mode.captured) {
-    body();
-    return;
-  }
+namespace {
+
+cudaGraph_t capture(cudaStream_t stream, const std::function<void()>& body) {
   // Of this thread: others may be at work. What a capture forbids, it forbids here all the same.
   BINARY_GEMM_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
@@ -342,12 +325,42 @@ void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& bod
     throw;
   }
   BINARY_GEMM_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  return graph;
+}
+
+}  // namespace
+
+void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& body) {
+  if (!mode.captured) {
+    body();
+    return;
+  }
+  const cudaGraph_t graph = capture(stream, body);
   cudaGraphExec_t executable = nullptr;
   BINARY_GEMM_CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
   BINARY_GEMM_CHECK_CUDA(cudaGraphLaunch(executable, stream));
   BINARY_GEMM_CHECK_CUDA(cudaStreamSynchronize(stream));
   BINARY_GEMM_CHECK_CUDA(cudaGraphExecDestroy(executable));
   BINARY_GEMM_CHECK_CUDA(cudaGraphDestroy(graph));
+}
+
+std::set<unsigned> kernel_grids(cudaStream_t stream, const std::function<void()>& body) {
+  const cudaGraph_t graph = capture(stream, body);
+  std::size_t count = 0;
+  BINARY_GEMM_CHECK_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  BINARY_GEMM_CHECK_CUDA(cudaGraphGetNodes(graph, nodes.data(), &count));
+  std::set<unsigned> grids;
+  for (const cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type{};
+    BINARY_GEMM_CHECK_CUDA(cudaGraphNodeGetType(node, &type));
+    if (type != cudaGraphNodeTypeKernel) continue;
+    cudaKernelNodeParams params{};
+    BINARY_GEMM_CHECK_CUDA(cudaGraphKernelNodeGetParams(node, &params));
+    grids.insert(params.gridDim.x);
+  }
+  BINARY_GEMM_CHECK_CUDA(cudaGraphDestroy(graph));
+  return grids;
 }
 
 std::vector<cuda::Kernel> kernels_for(const Shape& shape) {
@@ -402,6 +415,12 @@ FullMemory::FullMemory() {
 
 FullMemory::~FullMemory() {
   for (void* block : blocks_) cudaFree(block);
+}
+
+int device_attribute(cudaDeviceAttr attribute) {
+  int value = 0;
+  BINARY_GEMM_CHECK_CUDA(cudaDeviceGetAttribute(&value, attribute, CurrentDevice::get()));
+  return value;
 }
 
 std::size_t free_memory() {

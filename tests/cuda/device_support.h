@@ -9,6 +9,7 @@
 #include <functional>
 #include <iosfwd>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -150,10 +151,6 @@ struct DeviceWeights {
   MutableWeightView at(std::uint32_t* bits_base, float16* scales_base) const;
 };
 
-/// Any bits at all: each row's exponents are in a part of the range, with NaNs now and then. `type`
-/// is that of x.
-void fill_any_bits(GuardedBuffer& x, DataType type, Random& random);
-
 /// Like make_problem, for large N: made of a few of its rows, with fresh bits.
 Problem make_tall_problem(Shape shape, ScalePattern scales, ActivationPattern activations,
                           const Layout& layout, std::uint64_t seed);
@@ -177,6 +174,9 @@ std::string mode_name(const ::testing::TestParamInfo<Mode>& info);
 
 /// Calls `body` plainly; or captures it from `stream`, replays the graph once and waits.
 void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& body);
+
+/// gridDim.x of every kernel that `body` would launch on the stream. Launches none.
+std::set<unsigned> kernel_grids(cudaStream_t stream, const std::function<void()>& body);
 
 /// Makes a device current for a scope.
 class CurrentDevice {
@@ -203,6 +203,9 @@ class FullMemory {
  private:
   std::vector<void*> blocks_;
 };
+
+/// Of the current device.
+int device_attribute(cudaDeviceAttr attribute);
 
 /// What cudaMalloc could still give on the current device, in bytes.
 std::size_t free_memory();

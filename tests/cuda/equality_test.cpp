@@ -460,11 +460,8 @@ TEST_P(CudaEqualityFull, TilesOfNarrowAndWideSlices) {
 }
 
 TEST_P(CudaEqualityFull, EveryWgmmaTile) {
-  int device = 0, multiprocessors = 0;
-  BINARY_GEMM_CHECK_CUDA(cudaGetDevice(&device));
-  BINARY_GEMM_CHECK_CUDA(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   if (!cuda::is_supported(Kernel::kWgmma, 17, 64, 1280, 128)) GTEST_SKIP() << "no wgmma here";
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   std::uint64_t seed = 1000;
   for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
     const WgmmaTileShape shape = shape_of_tile(tile, multiprocessors);
@@ -479,6 +476,44 @@ TEST_P(CudaEqualityFull, EveryWgmmaTile) {
                      narrow ? DataType::kBFloat16 : DataType::kFloat32, true, stream());
         check_all(c);
         if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// The tile follows from the shape; its grid tells which it was.
+TEST_P(CudaEqualityFull, EveryMmaTile) {
+  const std::int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  constexpr std::int64_t kK = kSliceK + 256;
+  const struct {
+    std::int64_t rows, tokens;  // of the tile
+    std::int64_t m, n;          // of a product for which it is the fastest
+    std::int64_t least_group;
+  } tiles[] = {{128, 64, 382, 128 * multiprocessors - 8, 128},  // six on each multiprocessor
+               {128, 32, 30, 3 * 128 * multiprocessors - 8, 32},
+               {64, 32, 40, 200, 32}};
+  // With Hopper's shared memory. With less, fewer CTAs fit, and other tiles are the fastest there.
+  constexpr int kHopperBytes = 228 * 1024;
+  const bool as_expected =
+      device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) >= kHopperBytes;
+  std::uint64_t seed = 1100;
+  for (const auto& tile : tiles) {
+    for (const std::int64_t g : kGroupSizes) {
+      for (const ScalePattern scales : {ScalePattern::kNarrow, ScalePattern::kMixed}) {
+        ++seed;
+        if (g < tile.least_group || thinned(seed)) continue;
+        const Case c = make_case({tile.m, tile.n, kK, g}, scales, seed);
+        check_all(c);
+        if (HasFatalFailure()) return;
+        if (!as_expected) continue;
+        DeviceOutput y(c.problem->output(c.type), c.type, stream());
+        const std::set<unsigned> grids = kernel_grids(stream(), [&] {
+          cuda::binary_gemm(c.device.x(), c.device.w(), {}, y.view(), launch(Kernel::kMma));
+        });
+        const std::int64_t row_tiles = (tile.n + tile.rows - 1) / tile.rows;
+        const std::int64_t token_tiles = (tile.m + tile.tokens - 1) / tile.tokens;
+        EXPECT_EQ(grids.count(static_cast<unsigned>(row_tiles * token_tiles)), 1u)
+            << tile.rows << " x " << tile.tokens << " was not chosen, G = " << g;
       }
     }
   }

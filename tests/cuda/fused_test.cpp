@@ -269,13 +269,10 @@ TEST_P(CudaFused, ResidualByEveryKernelInPlaceAndNot) {
 
 // Each launch has its own rows of the weights, the bias, the residual and y.
 TEST_P(CudaFused, RowsInTwoLaunches) {
-  int device = 0, multiprocessors = 0;
-  BINARY_GEMM_CHECK_CUDA(cudaGetDevice(&device));
-  BINARY_GEMM_CHECK_CUDA(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   if (!cuda::is_supported(Kernel::kWgmma, 17, 64, 1280, 128)) GTEST_SKIP() << "no wgmma here";
   if (reduced()) GTEST_SKIP() << "not in the reduced set";
-  const WgmmaTileShape shape = shape_of_two_launches(multiprocessors);
+  const WgmmaTileShape shape =
+      shape_of_two_launches(device_attribute(cudaDevAttrMultiProcessorCount));
   ASSERT_GT(shape.m, 0);
   Random random(65);
   for (const DataType type : {DataType::kBFloat16, DataType::kFloat32}) {

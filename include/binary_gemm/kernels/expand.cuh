@@ -69,21 +69,23 @@ __device__ inline std::uint32_t lane_word(const char* from, unsigned t) {
   }
 }
 
+/// For groups of 32: selectors that look at bits 0 and 4, then 1 and 5, of a byte (half 0), or at
+/// bits 2, 6, 3 and 7. `twice`: the byte, two times.
+__device__ inline std::uint32_t short_group_selectors(std::uint32_t twice, int half) {
+  return (twice >> 2 * half & 0x0033u) | (twice >> (2 * half + 1) & 0x3300u) | 0x4444u;
+}
+
 /// The registers of a lane_word: signs[2s] and signs[2s + 1] go to the halves of step s.
 template <int kGroup>
 __device__ inline void expand_lane_word(std::uint32_t word, std::uint32_t (&signs)[8]) {
   if constexpr (kGroup >= 64) {
     expand_signs(word, signs);
   } else {
-    // Selectors look at bits 0 and 4, then 1 and 5, of a byte of the word; and at 2, 6, 3, 7.
-    const auto selectors = [](std::uint32_t byte_twice) {
-      return (byte_twice & 0x0033u) | (byte_twice >> 1 & 0x3300u) | 0x4444u;
-    };
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const std::uint32_t twice = __byte_perm(word, 0, step * 0x11);
-      signs[2 * step] = ptx::permute_bytes(0, kSignByBit0, selectors(twice));
-      signs[2 * step + 1] = ptx::permute_bytes(0, kSignByBit0, selectors(twice >> 2));
+      signs[2 * step] = ptx::permute_bytes(0, kSignByBit0, short_group_selectors(twice, 0));
+      signs[2 * step + 1] = ptx::permute_bytes(0, kSignByBit0, short_group_selectors(twice, 1));
     }
   }
 }
@@ -110,13 +112,10 @@ struct LaneSigns {
       signs[0] = ptx::permute_bytes(after, kSignByBit0, selectors);
       signs[1] = ptx::permute_bytes(after, kSignByBit1, selectors);
     } else {
-      // Selectors look at bits 0 and 4, then 1 and 5, of a byte of the word; and at 2, 6, 3, 7.
       const std::uint32_t twice = __byte_perm(low, 0, step * 0x11);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::uint32_t selectors =
-            (twice >> 2 * i & 0x0033u) | (twice >> (2 * i + 1) & 0x3300u) | 0x4444u;
-        signs[i] = ptx::permute_bytes(after, kSignByBit0, selectors);
+        signs[i] = ptx::permute_bytes(after, kSignByBit0, short_group_selectors(twice, i));
       }
     }
   }

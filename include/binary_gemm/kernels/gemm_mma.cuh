@@ -54,6 +54,7 @@ struct GemmMma {
   static constexpr int kTokens = 8 * kTokenTiles;
   static constexpr int kWarps = kRowWarps * kDepthWarps;
   static constexpr int kThreads = kWarpSize * kWarps;
+  static constexpr std::uint32_t kBarrier = 1;  ///< of the main loop, for all threads
   /// CTAs of a multiprocessor, by their registers: 8 warps have 255 each, 12 have 168, 16 have 128.
   static constexpr int kResident = (kGroup < 64                       ? 8
                                     : kTokenTiles > 4 || kGroup < 128 ? 12
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(Plan::kThreads, resident_ctas<Plan>())
   // reads the one before.
   const auto next_stage = [&](unsigned stage) {
     ptx::cp_async_wait<Plan::kStages - 3>();
-    ptx::named_barrier_sync(1, Plan::kThreads);
+    ptx::named_barrier_sync(Plan::kBarrier, Plan::kThreads);
     const unsigned fetched = stage + Plan::kStages - 1;
     if (fetched < stages) {
       fetch_words(fetched, slot_before(slot));
@@ -511,7 +512,7 @@ __global__ void __launch_bounds__(Plan::kThreads, resident_ctas<Plan>())
           }
         }
       }
-      ptx::named_barrier_sync(1, Plan::kThreads);
+      ptx::named_barrier_sync(Plan::kBarrier, Plan::kThreads);
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The activation quantizer: a CTA a row (token), the same bits as reference.h.
+/// The activation quantizer: a CTA or a cluster a row (token), the same bits as reference.h.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
