@@ -502,7 +502,9 @@ TEST_P(CudaEqualityFull, EveryMmaTile) {
       for (const ScalePattern scales : {ScalePattern::kNarrow, ScalePattern::kMixed}) {
         ++seed;
         if (g < tile.least_group || thinned(seed)) continue;
-        const Case c = make_case({tile.m, tile.n, kK, g}, scales, seed);
+        const Case c(make_tall_problem({tile.m, tile.n, kK, g}, scales, ActivationPattern::kRandom,
+                                       all_layouts()[0], seed),
+                     kFloatTypes[seed % 3], seed % 2 == 0, stream());
         check_all(c);
         if (HasFatalFailure()) return;
         if (!as_expected) continue;
