@@ -68,6 +68,18 @@ struct GemmWgmma {
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
 
+  /// Of a thread's kTokens / 2 totals those in registers, as many as fit beside as many dots and
+  /// sums, A, and what else there is. Warpgroups that take turns share theirs.
+  static constexpr int kOtherRegisters = 50;
+  static constexpr int kFreeRegisters = kConsumerRegisters - kTokens - kOtherRegisters;
+  static constexpr int kRegisterTotals = kTurns > 1 || kFreeRegisters < 0 ? 0
+                                         : kFreeRegisters < kTokens / 2   ? kFreeRegisters / 4 * 4
+                                                                          : kTokens / 2;
+
+  /// Whether a slice's first dot is multiplied while the slice before is finished, if there are
+  /// registers for it.
+  static constexpr bool kStartsAhead = kTokens <= 128;
+
   // Bytes of a stage.
   /// A stage of x has several blocks if they are small: one thread issues a copy in about 200
   /// clocks.
@@ -446,7 +458,8 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
   char* totals = shared + Plan::kTotalOffset + part * Plan::kTotalBytes;
   constexpr int kValues = kTokens / 2;  // a thread: C fragment of 64 x kTokens
   GemmWgmmaRings<Plan> rings(barriers, turn);
-  const std::uint32_t x_stages = base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes;
+  const std::uint64_t x_stages =
+      ptx::descriptor_128b(base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes);
 
   // The lane's words of the next block, for rows row0 and row0 + 8: loaded a block ahead. A block's
   // column is swizzled by row % 8 = g.
@@ -458,17 +471,74 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
     next_words[0] = lane_word<kGroup>(from, t);
     next_words[1] = lane_word<kGroup>(from + 8 * 128, t);
   };
-  if (blockIdx.x < tiles && turn < params.slices) {
-    rings.words.wait_full();
-    load_words(0);
-  }
-  ptx::wait_for_dependencies();
+  std::uint32_t signs[2][8];  // operand A of a block
+  const auto expand = [&] {
+    expand_lane_word<kGroup>(next_words[0], signs[0]);
+    expand_lane_word<kGroup>(next_words[1], signs[1]);
+  };
+
+  constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
+  constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
+  constexpr int kSteps = 4 / kDots;                            // of a dot in a block
+  std::int32_t sum[kValues], dot[kValues];
+  // Starts the products of a dot, or of its part in a block. `x`: of the block.
+  const auto start = [&](std::uint64_t x, int part, bool adds) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int step = part * kSteps + i;
+      const std::uint32_t a[4] = {signs[0][2 * step], signs[1][2 * step], signs[0][2 * step + 1],
+                                  signs[1][2 * step + 1]};
+      ptx::WgmmaS8<kTokens>::run(dot, a, ptx::descriptor_at(x, 32 * step), i > 0 || adds);
+    }
+    ptx::wgmma_commit();
+  };
+
+  // What goes with a slice: its rows' mantissas, those of the first dot, units, and whether a row
+  // of the warpgroup is wide; the same for its warps, which multiply together.
+  const std::int16_t* mantissas = nullptr;
+  std::int32_t first_mantissas[2] = {};
+  const float* units = nullptr;
+  bool any_wide = false;
+  const auto take_scales = [&] {
+    rings.scales.wait_full();
+    const unsigned stage = turn * Plan::kScaleStages + rings.scales.stage;
+    mantissas = reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
+                                                      stage * Plan::kMantissaBytes) +
+                row0 * Plan::kScales;
+    first_mantissas[0] = mantissas[0], first_mantissas[1] = mantissas[8 * Plan::kScales];
+    units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset + stage * Plan::kUnitBytes);
+    any_wide = (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
+  };
+
   unsigned x_parity = 0;
   int x_first = 0;  // stage of the next round
+  // The first dot of a slice is multiplied while the slice before is finished. No product is in
+  // flight at the end of a loop: ptxas would wait for each.
+  const auto start_slice = [&](bool any) {
+    if (any) wait_for_barrier(rings.x.full + x_first * 8, x_parity);
+    start(ptx::descriptor_at(x_stages, x_first * Plan::kXBytes), 0, false);
+    if (any && kDots == 1) load_words(1);
+  };
+  const bool any = blockIdx.x < tiles && turn < params.slices;
+  if (any) {
+    rings.words.wait_full();
+    load_words(0);
+    expand();
+  }
+  ptx::wait_for_dependencies();
+  if (any) {
+    start_slice(true);
+    take_scales();
+    ptx::wgmma_wait<0>(dot);
+  }
   // Barriers of the warpgroups that add up the same rows by turns; those before it are of one each.
   const auto turn_barrier = [](unsigned part, unsigned turn) {
     return 1 + Plan::kConsumers + part * kTurns + turn;
   };
+  float total[kValues];  // the first are kept here, the others in shared memory
+#pragma unroll
+  for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
 
   for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const bool last_tile = tile + gridDim.x >= tiles;
@@ -476,33 +546,17 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
     for (unsigned slice = turn; slice < params.slices; slice += kTurns) {
       const bool last = slice + 1 == params.slices;
       const bool more = !last_tile || slice + kTurns < params.slices;  // for this warpgroup
-      rings.scales.wait_full();
       const std::uint32_t words_empty = rings.words.empty_barrier();
-      const unsigned scale_stage = turn * Plan::kScaleStages + rings.scales.stage;
-      const std::int16_t* mantissas =
-          reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
-                                                scale_stage * Plan::kMantissaBytes) +
-          row0 * Plan::kScales;
-      const float* units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset +
-                                                          scale_stage * Plan::kUnitBytes);
-      const float unit[2] = {units[row0], units[row0 + 8]};
-      // The same for the whole warpgroup, whose warps multiply together.
-      const bool any_wide =
-          (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
-
-      std::int32_t sum[kValues], dot[kValues];
-      constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
-      constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
-      constexpr int kSteps = 4 / kDots;                            // of a dot in a block
-
-      // All of the slice. `wide` has a copy of its own: a branch for each block would cost the
-      // allocation of registers dearly.
+      // All of the slice; its first dot is there. `wide` has a copy of its own: a branch for each
+      // block would cost the allocation of registers dearly.
       const auto multiply = [&](auto wide) {
         constexpr bool kWide = decltype(wide)::value;
-        // Without a loop over rounds, the first dot sets the sum.
-        constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
         constexpr int kRoundBlocks = Plan::kRoundStages * Plan::kStageBlocks;
         static_assert(kRoundBlocks % kDotBlocks == 0, "a round ends with a dot");
+        bool wide_row[2] = {};
+        if constexpr (kWide) wide_row[0] = units[row0] == 0, wide_row[1] = units[row0 + 8] == 0;
+        // Without a loop over rounds, the first dot sets the sum.
+        constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
         if constexpr (!kOneRound) {
 #pragma unroll
           for (int v = 0; v < kValues; ++v) sum[v] = 0;
@@ -511,48 +565,43 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
         for (unsigned first = 0; first < Plan::kBlocks; first += kRoundBlocks) {
 #pragma unroll(kWide ? 1 : kRoundBlocks)
           for (int block = 0; block < kRoundBlocks; ++block) {
-            std::uint32_t signs[2][8];
-            expand_lane_word<kGroup>(next_words[0], signs[0]);
-            expand_lane_word<kGroup>(next_words[1], signs[1]);
             const int stage = x_first + block / Plan::kStageBlocks;
-            if (block % Plan::kStageBlocks == 0) {
-              wait_for_barrier(rings.x.full + stage * 8, x_parity);
-            }
-            const std::uint64_t x = ptx::descriptor_128b(
-                x_stages + stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
+            const std::uint64_t x = ptx::descriptor_at(
+                x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
+            const bool ends = block + 1 == kRoundBlocks && first + kRoundBlocks == Plan::kBlocks;
 #pragma unroll
             for (int part = 0; part < kDots; ++part) {
-              ptx::wgmma_fence();
-#pragma unroll
-              for (int i = 0; i < kSteps; ++i) {
-                const int step = part * kSteps + i;
-                const std::uint32_t a[4] = {signs[0][2 * step], signs[1][2 * step],
-                                            signs[0][2 * step + 1], signs[1][2 * step + 1]};
-                ptx::WgmmaS8<kTokens>::run(dot, a, x + 2 * step, i > 0 || block % kDotBlocks > 0);
-              }
-              ptx::wgmma_commit();
-              // While it multiplies: what comes next from shared memory.
               const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
               const int index = block / kDotBlocks * kDots + part;
-              std::int16_t m[2] = {};
-              if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
-              if (part == 0) {
-                if (block + 1 < kRoundBlocks || first + kRoundBlocks < Plan::kBlocks) {
-                  load_words(first + block + 1);
-                } else if (more) {
-                  rings.words.advance();
-                  rings.words.wait_full();
-                  load_words(0);
+              std::int32_t m[2] = {first_mantissas[0], first_mantissas[1]};
+              if (first + block + part > 0) {
+                if (part == 0 && block % Plan::kStageBlocks == 0) {
+                  wait_for_barrier(rings.x.full + stage * 8, x_parity);
                 }
+                start(x, part, block % kDotBlocks > 0);
+                // While it multiplies: what comes next from shared memory.
+                if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
+                if (part == kDots - 1) {
+                  if (!ends) {
+                    load_words(first + block + 1);
+                  } else if (more) {
+                    rings.words.advance();
+                    rings.words.wait_full();
+                    load_words(0);
+                  }
+                }
+                ptx::wgmma_wait<0>(dot);
               }
-              ptx::wgmma_wait<0>(dot);
-              if ((block + 1) % Plan::kStageBlocks == 0 && part == kDots - 1 && lane == 0) {
-                ptx::mbarrier_arrive(rings.x.empty + stage * 8);
+              if (part == kDots - 1) {
+                if ((block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
+                  ptx::mbarrier_arrive(rings.x.empty + stage * 8);
+                }
+                expand();
               }
               if (!whole) continue;
               if constexpr (kWide) {
-                add_with_wide<0>(sum, dot, m[0], unit[0] == 0);
-                add_with_wide<1>(sum, dot, m[1], unit[1] == 0);
+                add_with_wide<0>(sum, dot, m[0], wide_row[0]);
+                add_with_wide<1>(sum, dot, m[1], wide_row[1]);
               } else {
 #pragma unroll
                 for (int v = 0; v < kValues; ++v) {
@@ -567,10 +616,11 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
           }
           mantissas += kRoundBlocks * kDots / kDotBlocks;
         }
+        if constexpr (kWide) {  // floats, all of them
 #pragma unroll
-        for (int v = 0; v < kValues; ++v) {
-          if (kWide && unit[v % 4 / 2] == 0) continue;  // it is a float already
-          sum[v] = __float_as_int(static_cast<float>(sum[v]));
+          for (int v = 0; v < kValues; ++v) {
+            if (!wide_row[v % 4 / 2]) sum[v] = __float_as_int(static_cast<float>(sum[v]));
+          }
         }
       };
       if (any_wide) {
@@ -578,56 +628,68 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
       } else {
         multiply(std::false_type{});
       }
-      __syncwarp();  // all lanes have read their words and mantissas
-      if (lane == 0) {
-        ptx::mbarrier_arrive(words_empty);
-        ptx::mbarrier_arrive(rings.scales.empty_barrier());
-      }
-      rings.scales.advance();
+      if constexpr (Plan::kStartsAhead) start_slice(more);  // without more, nobody reads it
+
+      __syncwarp();  // all lanes have read their words
+      if (lane == 0) ptx::mbarrier_arrive(words_empty);
+      // Loaded again, after the products were issued: else ptxas puts the conversions between them.
+      const float unit[2] = {units[row0], units[row0 + 8]};
+      const bool floats = (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
 
       // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
       // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
-      if (slice == 0) {
+      if (Plan::kRegisterTotals < kValues ? slice == 0 : last) {
         total_ring.wait_empty();
-      } else if (kTurns > 1) {
+      }
+      if (kTurns > 1 && slice > 0) {
         ptx::named_barrier_sync(turn_barrier(part, turn), 256);  // the slice before is added
       }
       const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
       float4* own = reinterpret_cast<float4*>(totals) + thread % 128;
-      float total[kValues];
 #pragma unroll
       for (int i = 0; i < kValues; i += 4) {
-        const float4 four = slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
-        const float before[4] = {four.x, four.y, four.z, four.w};
+        const bool shares = i >= Plan::kRegisterTotals;
+        if (shares) {
+          const float4 four = slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
+          total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          total[i + j] = __fmaf_rn(__int_as_float(sum[i + j]), factor[j / 2], before[j]);
+          const float value = floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
+          total[i + j] = __fmaf_rn(value, factor[j / 2], total[i + j]);
         }
-        if (!last) {
+        if (shares && !last) {
           own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
         }
       }
       if (!last) {
         if (kTurns > 1) ptx::named_barrier_arrive(turn_barrier(part, (turn + 1) % kTurns), 256);
-        continue;
-      }
-
-      const unsigned n0 = tile % row_tiles * Plan::kRows + part * 64;
-      const unsigned m0 = tile / row_tiles * kTokens;
-      if (packed) {
-        stage_outputs<Plan>(params, totals, total, n0, m0);
       } else {
-        ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
-        store_fragment<Plan>(totals, total);
+        const unsigned n0 = tile % row_tiles * Plan::kRows + part * 64;
+        const unsigned m0 = tile / row_tiles * kTokens;
+        if (packed) {
+          stage_outputs<Plan>(params, totals, total, n0, m0);
+        } else {
+          ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
+          store_fragment<Plan>(totals, total);
+        }
+        if (last_tile) {
+          // No main loop is left to hide the stores under: the warpgroup writes its own rows.
+          ptx::named_barrier_sync(1 + warpgroup, 128);
+          store_part<Plan>(params, totals, packed, n0, m0, warp, 4);
+        } else {
+          __syncwarp();
+          if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
+        }
+#pragma unroll
+        for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
       }
-      if (last_tile) {
-        // No main loop is left to hide the stores under: the warpgroup writes its own rows.
-        ptx::named_barrier_sync(1 + warpgroup, 128);
-        store_part<Plan>(params, totals, packed, n0, m0, warp, 4);
-      } else {
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
-      }
+      if constexpr (!Plan::kStartsAhead) start_slice(more);
+      __syncwarp();  // all lanes have read the slice's mantissas and units
+      if (lane == 0) ptx::mbarrier_arrive(rings.scales.empty_barrier());
+      rings.scales.advance();
+      if (more) take_scales();
+      ptx::wgmma_wait<0>(dot);
     }
     total_ring.advance();
   }

@@ -32,6 +32,13 @@ __device__ inline std::uint64_t descriptor_128b(std::uint32_t address) {
          std::uint64_t{64} << 32 | std::uint64_t{1} << 62;
 }
 
+/// The same operand `bytes` further in shared memory. The addresses are less than 2^18, so that the
+/// low word does not overflow.
+__device__ inline std::uint64_t descriptor_at(std::uint64_t descriptor, unsigned bytes) {
+  return (descriptor & ~std::uint64_t{0xffffffffu}) |
+         (static_cast<std::uint32_t>(descriptor) + bytes / 16);
+}
+
 template <int kRegisters>
 __device__ inline void register_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
