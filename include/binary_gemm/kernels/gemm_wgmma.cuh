@@ -68,14 +68,21 @@ struct GemmWgmma {
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
 
-  /// Of a thread's kTokens / 2 totals those in registers, as many as fit beside as many dots and
-  /// sums, A, and what else there is. Warpgroups that take turns share theirs.
-  static constexpr int kOtherRegisters = 50;
-  static constexpr int kFreeRegisters = kConsumerRegisters - kTokens - kOtherRegisters;
+  /// What a thread needs beside dots, sums, totals and operand A: more than this spills.
+  static constexpr int kOtherRegisters = 34;
+  /// Two dots, one added up while the other is multiplied: where a warpgroup is alone in its CTA
+  /// and there are registers for them, sums, and two blocks' operands A. Others hide each other's
+  /// sums: two dots are no faster there, and up to 8% slower.
+  static constexpr bool kTwoDots = kConsumers == 1 && (kGroup == 64 || kGroup == 128) &&
+                                   kTokens >= 48 &&
+                                   3 * kTokens / 2 + 32 + kOtherRegisters <= kConsumerRegisters;
+  /// Of a thread's kTokens / 2 totals those in registers, as many as fit. Warpgroups that take
+  /// turns share theirs.
+  static constexpr int kFreeRegisters =
+      kConsumerRegisters - (kTwoDots ? 3 * kTokens / 2 + 32 : kTokens + 16) - kOtherRegisters;
   static constexpr int kRegisterTotals = kTurns > 1 || kFreeRegisters < 0 ? 0
                                          : kFreeRegisters < kTokens / 2   ? kFreeRegisters / 4 * 4
                                                                           : kTokens / 2;
-
   /// Whether a slice's first dot is multiplied while the slice before is finished, if there are
   /// registers for it.
   static constexpr bool kStartsAhead = kTokens <= 128;
@@ -471,25 +478,28 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
     next_words[0] = lane_word<kGroup>(from, t);
     next_words[1] = lane_word<kGroup>(from + 8 * 128, t);
   };
-  std::uint32_t signs[2][8];  // operand A of a block
-  const auto expand = [&] {
-    expand_lane_word<kGroup>(next_words[0], signs[0]);
-    expand_lane_word<kGroup>(next_words[1], signs[1]);
+  constexpr int kSets = Plan::kTwoDots ? 2 : 1;
+  std::uint32_t signs[kSets][2][8];  // operand A of a block
+  const auto expand = [&](std::uint32_t(&to)[2][8]) {
+    expand_lane_word<kGroup>(next_words[0], to[0]);
+    expand_lane_word<kGroup>(next_words[1], to[1]);
   };
 
   constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
   constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
   constexpr int kSteps = 4 / kDots;                            // of a dot in a block
-  std::int32_t sum[kValues], dot[kValues];
-  // Starts the products of a dot, or of its part in a block. `x`: of the block.
-  const auto start = [&](std::uint64_t x, int part, bool adds) {
+  std::int32_t sum[kValues], dots[kSets][kValues];
+  std::int32_t(&dot)[kValues] = dots[0];
+  // Starts the products of a dot, or of its part in a block. `x`: of the block, `a`: expanded.
+  const auto start = [&](std::int32_t(&to)[kValues], const std::uint32_t(&a)[2][8], std::uint64_t x,
+                         int part, bool adds) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int step = part * kSteps + i;
-      const std::uint32_t a[4] = {signs[0][2 * step], signs[1][2 * step], signs[0][2 * step + 1],
-                                  signs[1][2 * step + 1]};
-      ptx::WgmmaS8<kTokens>::run(dot, a, ptx::descriptor_at(x, 32 * step), i > 0 || adds);
+      const std::uint32_t own[4] = {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1],
+                                    a[1][2 * step + 1]};
+      ptx::WgmmaS8<kTokens>::run(to, own, ptx::descriptor_at(x, 32 * step), i > 0 || adds);
     }
     ptx::wgmma_commit();
   };
@@ -517,14 +527,14 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
   // flight at the end of a loop: ptxas would wait for each.
   const auto start_slice = [&](bool any) {
     if (any) wait_for_barrier(rings.x.full + x_first * 8, x_parity);
-    start(ptx::descriptor_at(x_stages, x_first * Plan::kXBytes), 0, false);
-    if (any && kDots == 1) load_words(1);
+    start(dot, signs[0], ptx::descriptor_at(x_stages, x_first * Plan::kXBytes), 0, false);
+    if (any && (kDots == 1 || Plan::kTwoDots)) load_words(1);
   };
   const bool any = blockIdx.x < tiles && turn < params.slices;
   if (any) {
     rings.words.wait_full();
     load_words(0);
-    expand();
+    expand(signs[0]);
   }
   ptx::wait_for_dependencies();
   if (any) {
@@ -578,7 +588,7 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
                 if (part == 0 && block % Plan::kStageBlocks == 0) {
                   wait_for_barrier(rings.x.full + stage * 8, x_parity);
                 }
-                start(x, part, block % kDotBlocks > 0);
+                start(dot, signs[0], x, part, block % kDotBlocks > 0);
                 // While it multiplies: what comes next from shared memory.
                 if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
                 if (part == kDots - 1) {
@@ -596,7 +606,7 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
                 if ((block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
                   ptx::mbarrier_arrive(rings.x.empty + stage * 8);
                 }
-                expand();
+                expand(signs[0]);
               }
               if (!whole) continue;
               if constexpr (kWide) {
@@ -623,13 +633,96 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
           }
         }
       };
+      // The same of a narrow slice with two dots, all unrolled. The last dot is left to be added
+      // with last_mantissas.
+      std::int32_t last_mantissas[2] = {};
+      [[maybe_unused]] const auto multiply_overlapped = [&](auto& both) {
+        constexpr int kPieces = Plan::kBlocks * kDots;  // parts of dots in blocks
+        const int slice_first = x_first;
+        const unsigned slice_parity = x_parity;
+        const auto stage_of = [&](int block) {
+          const int stage = block / Plan::kStageBlocks;
+          return Plan::kRounds > 1 ? stage % Plan::kXStages : slice_first + stage;
+        };
+        // Starts the piece, or the next slice, in the dot that is free.
+        const auto start_piece = [&](int piece) {
+          const int block = piece / kDots, part = piece % kDots;
+          if (part == 0) {
+            expand(signs[block % 2]);
+            if (block + 1 < Plan::kBlocks) {
+              load_words(block + 1);
+            } else if (block + 1 == Plan::kBlocks && more) {
+              rings.words.advance();
+              rings.words.wait_full();
+              load_words(0);
+            }
+          }
+          if (piece == kPieces) {
+            if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
+            if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
+              x_first = 0, x_parity ^= 1;
+            }
+            x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
+            return;
+          }
+          const int stage = stage_of(block);
+          if (part == 0 && block % Plan::kStageBlocks == 0) {
+            const int round = block / Plan::kStageBlocks / Plan::kXStages;
+            wait_for_barrier(rings.x.full + stage * 8,
+                             slice_parity ^ (Plan::kRounds > 1 ? round & 1 : 0));
+          }
+          const std::uint64_t x = ptx::descriptor_at(
+              x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
+          start(both[piece / kDotBlocks % 2], signs[block % 2], x, part, block % kDotBlocks > 0);
+        };
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          const int block = piece / kDots, index = piece / kDotBlocks;
+          const bool whole = (block + 1) % kDotBlocks == 0;
+          std::int32_t(&own)[kValues] = both[index % 2];
+          start_piece(piece + 1);
+          std::int32_t m[2] = {};
+          if (piece == 0) {
+            m[0] = first_mantissas[0], m[1] = first_mantissas[1];
+          } else if (whole) {
+            m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
+          }
+          if (piece + 1 == kPieces) {
+            ptx::wgmma_wait<0>(own);
+          } else if (whole && piece > 0) {
+            ptx::wgmma_wait<1>(own);
+          } else if (piece > 0) {
+            ptx::wgmma_wait<1>();
+          }
+          if ((piece + 1) % kDots == 0 && (block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
+            ptx::mbarrier_arrive(rings.x.empty + stage_of(block) * 8);
+          }
+          if (piece + 1 == kPieces) {
+            last_mantissas[0] = m[0], last_mantissas[1] = m[1];
+          } else if (whole) {
+#pragma unroll
+            for (int v = 0; v < kValues; ++v) {
+              sum[v] = m[v % 4 / 2] * own[v] + (index == 0 ? 0 : sum[v]);
+            }
+          }
+        }
+      };
       if (any_wide) {
         multiply(std::true_type{});
+        if constexpr (Plan::kTwoDots) {
+#pragma unroll
+          for (int v = 0; v < kValues; ++v) dots[1][v] = 0;
+        }
+      } else if constexpr (Plan::kTwoDots) {
+        multiply_overlapped(dots);
       } else {
         multiply(std::false_type{});
       }
       if constexpr (Plan::kStartsAhead) start_slice(more);  // without more, nobody reads it
-
+      if constexpr (Plan::kTwoDots) {
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) sum[v] += last_mantissas[v % 4 / 2] * dots[1][v];
+      }
       __syncwarp();  // all lanes have read their words
       if (lane == 0) ptx::mbarrier_arrive(words_empty);
       // Loaded again, after the products were issued: else ptxas puts the conversions between them.

@@ -72,21 +72,26 @@ constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
                                                             : 3;
 }
 
-/// A tile of the wgmma kernel: 64 · row_groups rows by `tokens`, and the time that a block of 128
-/// of K takes where a multiprocessor has one, two or three such tiles at once. ns, H200, G = 128,
-/// from products of K = 5120 and 17408; 0: no room for so many.
+/// A tile of the wgmma kernel: 64 · row_groups rows by `tokens`; the time that a block of 128 of K
+/// takes where a multiprocessor has one, two or three such tiles at once (0: no room for so many);
+/// and what a launch takes beside its blocks more than the quickest one. ns, H200, G = 128, from
+/// products of K = 5120 and 17408 with one token tile.
 struct WgmmaTile {
   std::uint8_t row_groups;
   std::uint8_t turns;
   std::uint8_t tokens;
   std::uint16_t block_ns[3];
+  std::uint16_t launch_ns;
 };
 inline constexpr WgmmaTile kWgmmaTiles[] = {
-    {2, 1, 176, {641, 0, 0}},  {2, 1, 160, {590, 0, 0}}, {2, 1, 128, {471, 0, 0}},
-    {2, 1, 112, {401, 0, 0}},  {2, 1, 96, {351, 0, 0}},  {1, 2, 128, {240, 0, 0}},
-    {1, 2, 96, {206, 0, 0}},   {1, 3, 64, {145, 0, 0}},  {1, 1, 48, {165, 245, 0}},
-    {1, 1, 64, {197, 297, 0}}, {1, 3, 32, {88, 0, 0}},   {1, 1, 32, {140, 205, 300}},
-    {1, 4, 16, {73, 0, 0}},
+    {2, 1, 176, {608, 0, 0}, 1600}, {2, 1, 160, {553, 0, 0}, 1500},
+    {2, 1, 128, {437, 0, 0}, 1500}, {2, 1, 112, {376, 0, 0}, 1400},
+    {2, 1, 96, {339, 0, 0}, 1200},  {3, 1, 64, {357, 0, 0}, 1300},
+    {3, 1, 48, {315, 0, 0}, 1200},  {2, 2, 48, {197, 0, 0}, 2700},
+    {2, 2, 32, {164, 0, 0}, 1600},  {1, 1, 64, {163, 256, 0}, 300},
+    {1, 1, 48, {148, 227, 0}, 100}, {1, 1, 32, {140, 203, 271}, 100},
+    {1, 2, 64, {134, 0, 0}, 1300},  {1, 3, 32, {90, 0, 0}, 800},
+    {1, 4, 16, {71, 0, 0}, 1100},
 };
 /// What a tile takes beside its blocks, ns.
 inline constexpr std::int64_t kWgmmaTileNs = 1200;
@@ -105,7 +110,7 @@ constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int6
   const std::int64_t most = resident(tile);
   const std::int64_t full = tiles / (multiprocessors * most);
   const std::int64_t left = tiles % (multiprocessors * most);
-  std::int64_t ns = full * (blocks * tile.block_ns[most - 1] + kWgmmaTileNs);
+  std::int64_t ns = tile.launch_ns + full * (blocks * tile.block_ns[most - 1] + kWgmmaTileNs);
   if (left > 0) {
     const std::int64_t at_once = (left + multiprocessors - 1) / multiprocessors;
     ns += blocks * tile.block_ns[at_once - 1] + kWgmmaTileNs;

@@ -25,6 +25,12 @@ __device__ inline void wgmma_wait(std::int32_t (&d)[kValues]) {
   for (int i = 0; i < kValues; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
+/// The same where nothing is read yet.
+template <int kPending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
 /// The descriptor of a K-major operand in rows of 128 bytes with the 128-byte swizzle: address, 8
 /// rows are 1024 bytes apart, swizzle mode 1. 32 bytes further along K is 2 more.
 __device__ inline std::uint64_t descriptor_128b(std::uint32_t address) {
