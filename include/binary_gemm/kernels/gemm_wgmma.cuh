@@ -269,6 +269,15 @@ __device__ inline bool stores_vectors(const GemmParams& params) {
          params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
 }
 
+/// Brings scales and biases to the L1 cache a slice before stage_outputs wants them.
+template <class Plan>
+__device__ inline void touch_epilogue(const GemmParams& params, unsigned n0, unsigned m0) {
+  constexpr unsigned kSector = 8;  // floats
+  const unsigned first = threadIdx.x % kWarpSize * kSector;
+  if (first < Plan::kTokens) ptx::touch(params.x_scales + min(m0 + first, params.m - 1));
+  if (params.bias != nullptr && first < 64) ptx::touch(params.bias + min(n0 + first, params.n - 1));
+}
+
 /// Scales, biases and rounds a warpgroup's totals, the C fragment `value`, and puts them in shared
 /// memory as [token][row] of 2 bytes, where 16-byte columns of a token are swizzled by token % 8.
 template <class Plan, int kValues>
@@ -557,6 +566,9 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
       const bool last = slice + 1 == params.slices;
       const bool more = !last_tile || slice + kTurns < params.slices;  // for this warpgroup
       const std::uint32_t words_empty = rings.words.empty_barrier();
+      if (last)
+        touch_epilogue<Plan>(params, tile % row_tiles * Plan::kRows + part * 64,
+                             tile / row_tiles * kTokens);
       // All of the slice; its first dot is there. `wide` has a copy of its own: a branch for each
       // block would cost the allocation of registers dearly.
       const auto multiply = [&](auto wide) {
