@@ -1,5 +1,6 @@
 #include "binary_gemm/kernels/quantize.cuh"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -63,6 +64,22 @@ std::vector<const void*> quantize_kernels() {
   return all;
 }
 
+namespace {
+
+// Dynamic shared memory for one of `ctas` CTAs, which needs none: so much that a multiprocessor
+// holds at most twice its even share of them. Those that start early else gather on the few
+// multiprocessors that a kernel ahead leaves free.
+std::uint32_t spreading_bytes(const Device& device, std::int64_t ctas, const Launch& launch) {
+  if (!launch.programmatic) return 0;
+  constexpr std::int64_t kOtherBytes = 2048;  // the system's of each CTA, and static ones
+  const std::int64_t most = 2 * ((ctas + device.multiprocessors - 1) / device.multiprocessors);
+  const std::int64_t share = device.shared_memory / most - kOtherBytes;
+  return static_cast<std::uint32_t>(
+      std::clamp<std::int64_t>(share, 0, device.shared_limit - kOtherBytes));
+}
+
+}  // namespace
+
 void launch_permute(const Device& device, const ActivationView& x, std::int8_t* permuted,
                     std::int64_t permuted_stride, std::int64_t group_size, const Launch& launch) {
   kernels::PermuteParams params{};
@@ -74,7 +91,8 @@ void launch_permute(const Device& device, const ActivationView& x, std::int8_t* 
   params.vectorized = is_aligned(params.x, 16) && x.row_stride % 16 == 0;
   void* arguments[] = {&params};
   launch_kernel(device, permute_kernel(group_size), dim3(static_cast<unsigned>(x.m)),
-                dim3(kernels::kPermuteThreads), 0, launch, arguments);
+                dim3(kernels::kPermuteThreads), spreading_bytes(device, x.m, launch), launch,
+                arguments);
 }
 
 void launch_quantize(const Device& device, const ConstMatrixView& x, const MutableActivationView& q,
@@ -93,7 +111,8 @@ void launch_quantize(const Device& device, const ConstMatrixView& x, const Mutab
                          arguments, parts.parts);
   }
   launch_kernel(device, kernel_for(x.type, params.vectorized), dim3(static_cast<unsigned>(x.rows)),
-                dim3(kernels::kQuantizeThreads), 0, launch, arguments);
+                dim3(kernels::kQuantizeThreads),
+                order != 0 ? spreading_bytes(device, x.rows, launch) : 0, launch, arguments);
 }
 
 void quantize_activation(const ConstMatrixView& x, const MutableActivationView& q,

@@ -59,8 +59,15 @@ Device prepare_device(int index) {
                                             cudaSharedmemCarveoutMaxShared));
     }
   }
-  for (const std::vector<const void*>& family :
-       {quantize_kernels(), pack_kernels(), fused_kernels()}) {
+  for (const void* kernel : quantize_kernels()) {
+    const cudaFuncAttributes attributes = load(kernel);
+    BINARY_GEMM_CUDA(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             device.shared_limit - static_cast<int>(attributes.sharedSizeBytes)));
+    BINARY_GEMM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                          cudaSharedmemCarveoutMaxShared));
+  }
+  for (const std::vector<const void*>& family : {pack_kernels(), fused_kernels()}) {
     for (const void* kernel : family) load(kernel);
   }
   return device;
