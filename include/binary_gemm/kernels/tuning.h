@@ -27,12 +27,21 @@
 ///   three warpgroups of 64 rows x 128 tokens spill: out at M = 2048 158, two of them 102
 ///   a warpgroup of 128 rows x 64 tokens, one half added up while the other is multiplied: 109, and
 ///     4 to 15% slower than 64 x 128 in most rows (K = 17408 at M = 6144: 7% faster)
-///   warpgroups that multiply in turn (named barriers): within 2%, up to 5% slower
+///   warpgroups that multiply in turn (named barriers), the next one let in when the first has
+///     issued its products, or when half or three quarters of them are done: 302 (K = 17408 at
+///     M = 2048, 128 x 128), 316, 319, 328
+///   two dots, one added up while the other is multiplied, with two warpgroups: K = 17408 at M =
+///   96,
+///     128 x 96 49.3 and 49.5, by turns 31.2 and 33.6; with one it is what the tile has: 64 x 64
+///     28.1, now 25.2
+///   the next slice's words copied before the last of this one's x: 1 to 2% slower
+///   no copies of x at all (to see what they cost): 1.5% less
 ///   a copy of x for each block of 128: with 16 or 32 tokens all wait for the one thread that
 ///     issues them: out at M = 16 8.2, with copies of several blocks 6.8
 ///   three warps that convert scales and none that writes tiles: out at M = 2048 116, now 102
 ///   decode_s8 with 32 tokens: out 16.5 at M = 32, twice 16 tokens 13.4
-///   the next block's words expanded while one multiplies, not after: within 2%
+///   the next block's words expanded while one multiplies, not after: within 2%; in another
+///     register set ptxas serializes all products (C7513)
 ///   K split over a cluster, slice sums added in order through distributed shared memory: out at
 ///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
 
