@@ -359,6 +359,473 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
   }
 }
 
+/// One thread brings words, by slices, and x, by stages, of the CTA's tiles.
+template <class Plan>
+__device__ inline void copy_operands(const GemmParams& params, const CUtensorMap& x_map,
+                                     const CUtensorMap& bits_map, std::uint32_t base,
+                                     std::uint32_t barriers, unsigned tiles, unsigned row_tiles) {
+  constexpr int kTurns = Plan::kTurns;
+  ptx::prefetch_tensor_map(&bits_map);
+  ptx::prefetch_tensor_map(&x_map);
+  unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
+  unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
+  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const unsigned n0 = tile % row_tiles * Plan::kRows;
+    const unsigned m0 = tile / row_tiles * Plan::kTokens;
+    for (unsigned first = 0; first < params.slices; first += kTurns) {
+#pragma unroll
+      for (unsigned turn = 0; turn < kTurns; ++turn) {
+        if (first + turn >= params.slices) break;
+        const GemmWgmmaRings<Plan> rings(barriers, turn);
+        const std::uint32_t full = rings.words.full + word_stage[turn] * 8;
+        wait_for_barrier(rings.words.empty + word_stage[turn] * 8, word_parity[turn] ^ 1);
+        ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
+        ptx::tensor_copy_2d(base + Plan::kWordOffset +
+                                (turn * Plan::kWordStages + word_stage[turn]) * Plan::kWordBytes,
+                            &bits_map, (first + turn) * 32, n0, full);
+        if (++word_stage[turn] == Plan::kWordStages) word_stage[turn] = 0, word_parity[turn] ^= 1;
+      }
+      // After the first words; it does not wait again. Past K both words and x are zeros.
+      ptx::wait_for_dependencies();
+#pragma unroll 1
+      for (unsigned block = 0; block < Plan::kBlocks; block += Plan::kStageBlocks) {
+#pragma unroll
+        for (unsigned turn = 0; turn < kTurns; ++turn) {
+          if (first + turn >= params.slices) break;
+          const GemmWgmmaRings<Plan> rings(barriers, turn);
+          const std::uint32_t full = rings.x.full + x_stage[turn] * 8;
+          wait_for_barrier(rings.x.empty + x_stage[turn] * 8, x_parity[turn] ^ 1);
+          ptx::mbarrier_arrive_expect_tx(full, Plan::kXBytes);
+          ptx::tensor_copy_3d(
+              base + Plan::kXOffset + (turn * Plan::kXStages + x_stage[turn]) * Plan::kXBytes,
+              &x_map, 0, m0, (first + turn) * Plan::kBlocks + block, full);
+          if (++x_stage[turn] == Plan::kXStages) x_stage[turn] = 0, x_parity[turn] ^= 1;
+        }
+      }
+    }
+  }
+}
+
+/// Writes the CTA's tiles but the last. `writer`: of the Plan::kWriters warps.
+template <class Plan>
+__device__ inline void store_tiles(const GemmParams& params, const char* shared, Ring<1> total_ring,
+                                   unsigned tiles, unsigned row_tiles, unsigned writer) {
+  const bool packed = stores_vectors(params);
+  for (unsigned tile = blockIdx.x; tile + gridDim.x < tiles; tile += gridDim.x) {
+    total_ring.wait_full();
+#pragma unroll 1
+    for (int part = 0; part < Plan::kRowGroups; ++part) {
+      store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
+                       tile % row_tiles * Plan::kRows + part * 64, tile / row_tiles * Plan::kTokens,
+                       writer, Plan::kWriters);
+    }
+    __syncwarp();
+    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(total_ring.empty_barrier());
+    total_ring.advance();
+  }
+}
+
+/// A warpgroup that multiplies: its thread's registers, and the steps of a slice. All is inlined.
+template <class Plan>
+struct GemmWgmmaMultiplier {
+  static constexpr int kGroup = Plan::kGroup;
+  static constexpr int kTurns = Plan::kTurns;
+  static constexpr int kValues = Plan::kTokens / 2;  ///< C fragment of 64 x kTokens
+  static constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  ///< blocks of a dot
+  static constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       ///< of a block
+  static constexpr int kSteps = 4 / kDots;                            ///< of a dot in a block
+  static constexpr int kSets = Plan::kTwoDots ? 2 : 1;
+
+  // Where it is.
+  const GemmParams& params;
+  char* shared;
+  unsigned lane, warp, warpgroup;
+  unsigned part, turn;     ///< which rows; and which slices
+  unsigned row0;           ///< of the tile; and row0 + 8
+  unsigned lane_offset;    ///< of its words in a stage
+  std::uint64_t x_stages;  ///< the descriptor of the turn's first stage of x
+  GemmWgmmaRings<Plan> rings;
+  unsigned x_parity = 0;
+  int x_first = 0;  ///< stage of x of the next round
+
+  // What it multiplies.
+  std::uint32_t next_words[2];       ///< of the next block, for rows row0 and row0 + 8
+  std::uint32_t signs[kSets][2][8];  ///< operand A of a block
+  std::int32_t dots[kSets][kValues];
+  std::int32_t sum[kValues];  ///< of a slice
+  float total[kValues];       ///< the first are kept here, the others in shared memory
+
+  // What goes with a slice: its rows' mantissas, those of the first dot, units, and whether a row
+  // of the warpgroup is wide; the same for its warps, which multiply together.
+  const std::int16_t* mantissas = nullptr;
+  std::int32_t first_mantissas[2] = {};
+  const float* units = nullptr;
+  bool any_wide = false;
+  std::int32_t last_mantissas[2] = {};  ///< of a dot that is still to be added, dots[1]
+
+  __device__ __forceinline__ GemmWgmmaMultiplier(const GemmParams& params_, char* shared_,
+                                                 std::uint32_t base, std::uint32_t barriers,
+                                                 unsigned lane_, unsigned warp_,
+                                                 unsigned warpgroup_)
+      : params(params_),
+        shared(shared_),
+        lane(lane_),
+        warp(warp_),
+        warpgroup(warpgroup_),
+        part(warpgroup / kTurns),
+        turn(warpgroup % kTurns),
+        row0(part * 64 + warp * 16 + lane / 4),
+        // A block's column is swizzled by row % 8 = lane / 4.
+        lane_offset(Plan::kWordOffset + turn * Plan::kWordStages * Plan::kWordBytes + row0 * 128 +
+                    lane / 4 * 16 + lane_word_offset<kGroup>(lane % 4)),
+        x_stages(
+            ptx::descriptor_128b(base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes)),
+        rings(barriers, turn) {
+#pragma unroll
+    for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
+  }
+
+  __device__ __forceinline__ char* totals() const {
+    return shared + Plan::kTotalOffset + part * Plan::kTotalBytes;
+  }
+
+  __device__ __forceinline__ void load_words(unsigned block) {
+    const char* from = shared + (lane_offset + rings.words.stage * Plan::kWordBytes ^ block * 16);
+    next_words[0] = lane_word<kGroup>(from, lane % 4);
+    next_words[1] = lane_word<kGroup>(from + 8 * 128, lane % 4);
+  }
+  /// The first words of the next slice.
+  __device__ __forceinline__ void load_next_slice_words() {
+    rings.words.advance();
+    rings.words.wait_full();
+    load_words(0);
+  }
+  __device__ __forceinline__ void expand(std::uint32_t (&to)[2][8]) {
+    expand_lane_word<kGroup>(next_words[0], to[0]);
+    expand_lane_word<kGroup>(next_words[1], to[1]);
+  }
+
+  /// Of a block in a stage.
+  __device__ __forceinline__ std::uint64_t x_descriptor(int stage, int block) const {
+    return ptx::descriptor_at(
+        x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
+  }
+  __device__ __forceinline__ void wait_for_x(int stage, unsigned parity) const {
+    wait_for_barrier(rings.x.full + stage * 8, parity);
+  }
+  /// If `block` is the last of a stage.
+  __device__ __forceinline__ void give_up_x(int stage, int block) const {
+    if ((block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
+      ptx::mbarrier_arrive(rings.x.empty + stage * 8);
+    }
+  }
+
+  /// Starts the products of a dot, or of its part in a block. `x`: of the block, `a`: expanded.
+  __device__ __forceinline__ void start(std::int32_t (&dot)[kValues],
+                                        const std::uint32_t (&a)[2][8], std::uint64_t x, int part,
+                                        bool adds) const {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int step = part * kSteps + i;
+      const std::uint32_t own[4] = {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1],
+                                    a[1][2 * step + 1]};
+      ptx::WgmmaS8<Plan::kTokens>::run(dot, own, ptx::descriptor_at(x, 32 * step), i > 0 || adds);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Starts the first dot of a slice, while the slice before is finished. No product is in flight
+  /// at the end of a loop, nor where branches meet: ptxas would wait for each (C7514). Without
+  /// `any` slice it multiplies what lies there, and nobody reads it.
+  __device__ __forceinline__ void start_slice(bool any) {
+    if (any) wait_for_x(x_first, x_parity);
+    start(dots[0], signs[0], x_descriptor(x_first, 0), 0, false);
+    if (any && (kDots == 1 || Plan::kTwoDots)) load_words(1);
+  }
+
+  __device__ __forceinline__ bool has_wide_row() const {
+    return (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
+  }
+  __device__ __forceinline__ void take_scales() {
+    rings.scales.wait_full();
+    const unsigned stage = turn * Plan::kScaleStages + rings.scales.stage;
+    mantissas = reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
+                                                      stage * Plan::kMantissaBytes) +
+                row0 * Plan::kScales;
+    first_mantissas[0] = mantissas[0], first_mantissas[1] = mantissas[8 * Plan::kScales];
+    units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset + stage * Plan::kUnitBytes);
+    any_wide = has_wide_row();
+  }
+
+  /// The first slice's first dot.
+  __device__ __forceinline__ void begin() {
+    start_slice(true);
+    take_scales();
+    ptx::wgmma_wait<0>(dots[0]);
+  }
+
+  /// All of a slice, whose first dot is there: leaves its sums, and the first block of the next
+  /// one, if there is `more`, expanded. `kWide`: with wide rows. That is a copy of its own: a
+  /// branch for each block would cost the allocation of registers dearly.
+  template <bool kWide>
+  __device__ __forceinline__ void multiply(bool more) {
+    constexpr int kRoundBlocks = Plan::kRoundStages * Plan::kStageBlocks;
+    static_assert(kRoundBlocks % kDotBlocks == 0, "a round ends with a dot");
+    bool wide_row[2] = {};
+    if constexpr (kWide) wide_row[0] = units[row0] == 0, wide_row[1] = units[row0 + 8] == 0;
+    // Without a loop over rounds, the first dot sets the sum.
+    constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
+    if constexpr (!kOneRound) {
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) sum[v] = 0;
+    }
+    std::int32_t(&dot)[kValues] = dots[0];
+#pragma unroll 1
+    for (unsigned first = 0; first < Plan::kBlocks; first += kRoundBlocks) {
+#pragma unroll(kWide ? 1 : kRoundBlocks)
+      for (int block = 0; block < kRoundBlocks; ++block) {
+        const int stage = x_first + block / Plan::kStageBlocks;
+        const bool ends = block + 1 == kRoundBlocks && first + kRoundBlocks == Plan::kBlocks;
+#pragma unroll
+        for (int part = 0; part < kDots; ++part) {
+          const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
+          const int index = block / kDotBlocks * kDots + part;
+          std::int32_t m[2] = {first_mantissas[0], first_mantissas[1]};
+          if (first + block + part > 0) {
+            if (part == 0 && block % Plan::kStageBlocks == 0) wait_for_x(stage, x_parity);
+            start(dot, signs[0], x_descriptor(stage, block), part, block % kDotBlocks > 0);
+            // While it multiplies: what comes next from shared memory.
+            if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
+            if (part == kDots - 1) {
+              if (!ends) {
+                load_words(first + block + 1);
+              } else if (more) {
+                load_next_slice_words();
+              }
+            }
+            ptx::wgmma_wait<0>(dot);
+          }
+          if (part == kDots - 1) {
+            give_up_x(stage, block);
+            expand(signs[0]);
+          }
+          if (!whole) continue;
+          if constexpr (kWide) {
+            add_with_wide<0>(sum, dot, m[0], wide_row[0]);
+            add_with_wide<1>(sum, dot, m[1], wide_row[1]);
+          } else {
+#pragma unroll
+            for (int v = 0; v < kValues; ++v) {
+              sum[v] = m[v % 4 / 2] * dot[v] + (kOneRound && index == 0 ? 0 : sum[v]);
+            }
+          }
+        }
+      }
+      if constexpr (Plan::kXStages > Plan::kRoundStages) x_first += Plan::kRoundStages;
+      if (x_first == Plan::kXStages || Plan::kXStages == Plan::kRoundStages) {
+        x_first = 0, x_parity ^= 1;
+      }
+      mantissas += kRoundBlocks * kDots / kDotBlocks;
+    }
+    if constexpr (kWide) {  // floats, all of them
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) {
+        if (!wide_row[v % 4 / 2]) sum[v] = __float_as_int(static_cast<float>(sum[v]));
+      }
+    }
+  }
+
+  /// The same of a narrow slice with two dots, all unrolled: a piece is a dot's part in a block,
+  /// and the next one multiplies while one is added up. The last dot is left to add_last_dot.
+  __device__ __forceinline__ void multiply_overlapped(bool more) {
+    constexpr int kPieces = Plan::kBlocks * kDots;
+    const int slice_first = x_first;
+    const unsigned slice_parity = x_parity;
+    const auto stage_of = [&](int block) {
+      const int stage = block / Plan::kStageBlocks;
+      return Plan::kRounds > 1 ? stage % Plan::kXStages : slice_first + stage;
+    };
+    // Starts a piece in the dot that is free; after the last one, all but that.
+    const auto start_piece = [&](int piece) {
+      const int block = piece / kDots, part = piece % kDots;
+      if (part == 0) {
+        expand(signs[block % 2]);
+        if (block + 1 < Plan::kBlocks) {
+          load_words(block + 1);
+        } else if (block + 1 == Plan::kBlocks && more) {
+          load_next_slice_words();
+        }
+      }
+      if (piece == kPieces) {
+        if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
+        if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
+          x_first = 0, x_parity ^= 1;
+        }
+        x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
+        return;
+      }
+      const int stage = stage_of(block);
+      if (part == 0 && block % Plan::kStageBlocks == 0) {
+        const int round = block / Plan::kStageBlocks / Plan::kXStages;
+        wait_for_x(stage, slice_parity ^ (Plan::kRounds > 1 ? round & 1 : 0));
+      }
+      start(dots[piece / kDotBlocks % 2], signs[block % 2], x_descriptor(stage, block), part,
+            block % kDotBlocks > 0);
+    };
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int block = piece / kDots, index = piece / kDotBlocks;
+      const bool whole = (block + 1) % kDotBlocks == 0;
+      std::int32_t(&own)[kValues] = dots[index % 2];
+      start_piece(piece + 1);
+      std::int32_t m[2] = {};
+      if (piece == 0) {
+        m[0] = first_mantissas[0], m[1] = first_mantissas[1];
+      } else if (whole) {
+        m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
+      }
+      if (piece + 1 == kPieces) {
+        ptx::wgmma_wait<0>(own);
+      } else if (whole && piece > 0) {
+        ptx::wgmma_wait<1>(own);
+      } else if (piece > 0) {
+        ptx::wgmma_wait<1>();
+      }
+      if ((piece + 1) % kDots == 0) give_up_x(stage_of(block), block);
+      if (piece + 1 == kPieces) {
+        last_mantissas[0] = m[0], last_mantissas[1] = m[1];
+      } else if (whole) {
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+          sum[v] = m[v % 4 / 2] * own[v] + (index == 0 ? 0 : sum[v]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void no_last_dot() {
+    last_mantissas[0] = last_mantissas[1] = 0;
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) dots[1][v] = 0;
+  }
+  __device__ __forceinline__ void add_last_dot() {
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) sum[v] += last_mantissas[v % 4 / 2] * dots[1][v];
+  }
+
+  /// Barriers of the warpgroups that add up the same rows by turns; those before it are of one
+  /// each.
+  __device__ __forceinline__ unsigned turn_barrier(unsigned turn) const {
+    return 1 + Plan::kConsumers + part * kTurns + turn;
+  }
+
+  /// Adds a slice's sums to the totals.
+  __device__ __forceinline__ void add_slice(unsigned slice, bool last, const Ring<1>& total_ring) {
+    // Loaded here, after the products were issued: else ptxas puts the conversions between them.
+    const float unit[2] = {units[row0], units[row0 + 8]};
+    const bool floats = has_wide_row();
+    // Writers have read the tile before from where totals or outputs go.
+    if (Plan::kRegisterTotals < kValues ? slice == 0 : last) total_ring.wait_empty();
+    if (kTurns > 1 && slice > 0) {
+      ptx::named_barrier_sync(turn_barrier(turn), 256);  // the slice before is added
+    }
+    // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
+    // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
+    const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
+    float4* own = reinterpret_cast<float4*>(totals()) + threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < kValues; i += 4) {
+      const bool shares = i >= Plan::kRegisterTotals;
+      if (shares) {
+        const float4 four = slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
+        total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float value = floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
+        total[i + j] = __fmaf_rn(value, factor[j / 2], total[i + j]);
+      }
+      if (shares && !last) {
+        own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
+      }
+    }
+    if (!last && kTurns > 1) ptx::named_barrier_arrive(turn_barrier((turn + 1) % kTurns), 256);
+  }
+
+  /// The totals of the tile at (n0, m0) are done: hands them to the writers, or writes them.
+  __device__ __forceinline__ void finish_tile(unsigned n0, unsigned m0, bool packed, bool last_tile,
+                                              const Ring<1>& total_ring) {
+    if (packed) {
+      stage_outputs<Plan>(params, totals(), total, n0, m0);
+    } else {
+      ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
+      store_fragment<Plan>(totals(), total);
+    }
+    if (last_tile) {
+      // No main loop is left to hide the stores under: the warpgroup writes its own rows.
+      ptx::named_barrier_sync(1 + warpgroup, 128);
+      store_part<Plan>(params, totals(), packed, n0, m0, warp, 4);
+    } else {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
+    }
+#pragma unroll
+    for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
+  }
+
+  /// All of the CTA's tiles.
+  __device__ __forceinline__ void run(Ring<1> total_ring, unsigned tiles, unsigned row_tiles) {
+    const bool packed = stores_vectors(params);
+    const bool any = blockIdx.x < tiles && turn < params.slices;
+    if (any) {
+      rings.words.wait_full();
+      load_words(0);
+      expand(signs[0]);
+    }
+    ptx::wait_for_dependencies();
+    if (any) begin();
+
+    for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const bool last_tile = tile + gridDim.x >= tiles;
+#pragma unroll 1
+      for (unsigned slice = turn; slice < params.slices; slice += kTurns) {
+        const bool last = slice + 1 == params.slices;
+        const bool more = !last_tile || slice + kTurns < params.slices;  // for this warpgroup
+        const std::uint32_t words_empty = rings.words.empty_barrier();
+        if (last) {
+          touch_epilogue<Plan>(params, tile % row_tiles * Plan::kRows + part * 64,
+                               tile / row_tiles * Plan::kTokens);
+        }
+        if (any_wide) {
+          multiply<true>(more);
+          if constexpr (Plan::kTwoDots) no_last_dot();
+        } else if constexpr (Plan::kTwoDots) {
+          multiply_overlapped(more);
+        } else {
+          multiply<false>(more);
+        }
+        if constexpr (Plan::kStartsAhead) start_slice(more);
+        if constexpr (Plan::kTwoDots) add_last_dot();
+        __syncwarp();  // all lanes have read their words
+        if (lane == 0) ptx::mbarrier_arrive(words_empty);
+
+        add_slice(slice, last, total_ring);
+        if (last) {
+          finish_tile(tile % row_tiles * Plan::kRows + part * 64, tile / row_tiles * Plan::kTokens,
+                      packed, last_tile, total_ring);
+        }
+        if constexpr (!Plan::kStartsAhead) start_slice(more);
+        __syncwarp();  // all lanes have read the slice's mantissas and units
+        if (lane == 0) ptx::mbarrier_arrive(rings.scales.empty_barrier());
+        rings.scales.advance();
+        if (more) take_scales();
+        ptx::wgmma_wait<0>(dots[0]);
+      }
+      total_ring.advance();
+    }
+  }
+};
+
 #endif
 
 /// Grid: at most kResident CTAs a multiprocessor. Block: GemmWgmma::kThreads. Dynamic shared
@@ -381,7 +848,7 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
 
   const std::uint32_t barriers = base + Plan::kBarrierOffset;
   const std::uint32_t total_barriers = barriers + kTurns * Plan::kTurnBarriers * 8;
-  Ring<1> total_ring{total_barriers, total_barriers + 8};
+  const Ring<1> total_ring{total_barriers, total_barriers + 8};
 
   if (thread == 0) {
     constexpr unsigned kWarpsOfTurn = 4 * kRowGroups;
@@ -406,408 +873,23 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
 
   const unsigned row_tiles = (params.n + Plan::kRows - 1) / Plan::kRows;
   const unsigned tiles = row_tiles * ((params.m + kTokens - 1) / kTokens);
-  const bool packed = stores_vectors(params);
 
   if (warpgroup == Plan::kConsumers) {
     ptx::register_decrease<Plan::kProducerRegisters>();
     if (warp == 0) {
       if (lane != 0) return;
-      ptx::prefetch_tensor_map(&bits_map);
-      ptx::prefetch_tensor_map(&x_map);
-      unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
-      unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
-      for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const unsigned n0 = tile % row_tiles * Plan::kRows;
-        const unsigned m0 = tile / row_tiles * kTokens;
-        for (unsigned first = 0; first < params.slices; first += kTurns) {
-#pragma unroll
-          for (unsigned turn = 0; turn < kTurns; ++turn) {
-            if (first + turn >= params.slices) break;
-            const GemmWgmmaRings<Plan> rings(barriers, turn);
-            const std::uint32_t full = rings.words.full + word_stage[turn] * 8;
-            wait_for_barrier(rings.words.empty + word_stage[turn] * 8, word_parity[turn] ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
-            ptx::tensor_copy_2d(
-                base + Plan::kWordOffset +
-                    (turn * Plan::kWordStages + word_stage[turn]) * Plan::kWordBytes,
-                &bits_map, (first + turn) * 32, n0, full);
-            if (++word_stage[turn] == Plan::kWordStages)
-              word_stage[turn] = 0, word_parity[turn] ^= 1;
-          }
-          // After the first words; it does not wait again. Past K both words and x are zeros.
-          ptx::wait_for_dependencies();
-#pragma unroll 1
-          for (unsigned block = 0; block < Plan::kBlocks; block += Plan::kStageBlocks) {
-#pragma unroll
-            for (unsigned turn = 0; turn < kTurns; ++turn) {
-              if (first + turn >= params.slices) break;
-              const GemmWgmmaRings<Plan> rings(barriers, turn);
-              const std::uint32_t full = rings.x.full + x_stage[turn] * 8;
-              wait_for_barrier(rings.x.empty + x_stage[turn] * 8, x_parity[turn] ^ 1);
-              ptx::mbarrier_arrive_expect_tx(full, Plan::kXBytes);
-              ptx::tensor_copy_3d(
-                  base + Plan::kXOffset + (turn * Plan::kXStages + x_stage[turn]) * Plan::kXBytes,
-                  &x_map, 0, m0, (first + turn) * Plan::kBlocks + block, full);
-              if (++x_stage[turn] == Plan::kXStages) x_stage[turn] = 0, x_parity[turn] ^= 1;
-            }
-          }
-        }
-      }
+      copy_operands<Plan>(params, x_map, bits_map, base, barriers, tiles, row_tiles);
     } else if (warp <= Plan::kConverters) {
       convert_scales<Plan>(params, shared, barriers, tiles, row_tiles, warp - 1);
     } else {
-      // All tiles but the last.
       ptx::wait_for_dependencies();
-      for (unsigned tile = blockIdx.x; tile + gridDim.x < tiles; tile += gridDim.x) {
-        total_ring.wait_full();
-#pragma unroll 1
-        for (int part = 0; part < kRowGroups; ++part) {
-          store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
-                           tile % row_tiles * Plan::kRows + part * 64, tile / row_tiles * kTokens,
-                           warp - 1 - Plan::kConverters, Plan::kWriters);
-        }
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(total_ring.empty_barrier());
-        total_ring.advance();
-      }
+      store_tiles<Plan>(params, shared, total_ring, tiles, row_tiles, warp - 1 - Plan::kConverters);
     }
     return;
   }
-
   ptx::register_increase<Plan::kConsumerRegisters>();
-  const unsigned g = lane / 4, t = lane % 4;
-  const unsigned part = warpgroup / kTurns, turn = warpgroup % kTurns;  // rows; and which slices
-  const unsigned row0 = part * 64 + warp * 16 + g;                      // of the tile; and row0 + 8
-  char* totals = shared + Plan::kTotalOffset + part * Plan::kTotalBytes;
-  constexpr int kValues = kTokens / 2;  // a thread: C fragment of 64 x kTokens
-  GemmWgmmaRings<Plan> rings(barriers, turn);
-  const std::uint64_t x_stages =
-      ptx::descriptor_128b(base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes);
-
-  // The lane's words of the next block, for rows row0 and row0 + 8: loaded a block ahead. A block's
-  // column is swizzled by row % 8 = g.
-  const unsigned lane_offset = Plan::kWordOffset + turn * Plan::kWordStages * Plan::kWordBytes +
-                               row0 * 128 + g * 16 + lane_word_offset<kGroup>(t);
-  std::uint32_t next_words[2];
-  const auto load_words = [&](unsigned block) {
-    const char* from = shared + (lane_offset + rings.words.stage * Plan::kWordBytes ^ block * 16);
-    next_words[0] = lane_word<kGroup>(from, t);
-    next_words[1] = lane_word<kGroup>(from + 8 * 128, t);
-  };
-  constexpr int kSets = Plan::kTwoDots ? 2 : 1;
-  std::uint32_t signs[kSets][2][8];  // operand A of a block
-  const auto expand = [&](std::uint32_t(&to)[2][8]) {
-    expand_lane_word<kGroup>(next_words[0], to[0]);
-    expand_lane_word<kGroup>(next_words[1], to[1]);
-  };
-
-  constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
-  constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
-  constexpr int kSteps = 4 / kDots;                            // of a dot in a block
-  std::int32_t sum[kValues], dots[kSets][kValues];
-  std::int32_t(&dot)[kValues] = dots[0];
-  // Starts the products of a dot, or of its part in a block. `x`: of the block, `a`: expanded.
-  const auto start = [&](std::int32_t(&to)[kValues], const std::uint32_t(&a)[2][8], std::uint64_t x,
-                         int part, bool adds) {
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int step = part * kSteps + i;
-      const std::uint32_t own[4] = {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1],
-                                    a[1][2 * step + 1]};
-      ptx::WgmmaS8<kTokens>::run(to, own, ptx::descriptor_at(x, 32 * step), i > 0 || adds);
-    }
-    ptx::wgmma_commit();
-  };
-
-  // What goes with a slice: its rows' mantissas, those of the first dot, units, and whether a row
-  // of the warpgroup is wide; the same for its warps, which multiply together.
-  const std::int16_t* mantissas = nullptr;
-  std::int32_t first_mantissas[2] = {};
-  const float* units = nullptr;
-  bool any_wide = false;
-  const auto take_scales = [&] {
-    rings.scales.wait_full();
-    const unsigned stage = turn * Plan::kScaleStages + rings.scales.stage;
-    mantissas = reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
-                                                      stage * Plan::kMantissaBytes) +
-                row0 * Plan::kScales;
-    first_mantissas[0] = mantissas[0], first_mantissas[1] = mantissas[8 * Plan::kScales];
-    units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset + stage * Plan::kUnitBytes);
-    any_wide = (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
-  };
-
-  unsigned x_parity = 0;
-  int x_first = 0;  // stage of the next round
-  // Starts the first dot of a slice, while the slice before is finished. No product is in flight at
-  // the end of a loop, nor where branches meet: ptxas would wait for each (C7514).
-  const auto start_slice = [&](bool any) {
-    if (any) wait_for_barrier(rings.x.full + x_first * 8, x_parity);
-    start(dot, signs[0], ptx::descriptor_at(x_stages, x_first * Plan::kXBytes), 0, false);
-    if (any && (kDots == 1 || Plan::kTwoDots)) load_words(1);
-  };
-  const bool any = blockIdx.x < tiles && turn < params.slices;
-  if (any) {
-    rings.words.wait_full();
-    load_words(0);
-    expand(signs[0]);
-  }
-  ptx::wait_for_dependencies();
-  if (any) {
-    start_slice(true);
-    take_scales();
-    ptx::wgmma_wait<0>(dot);
-  }
-  // Barriers of the warpgroups that add up the same rows by turns; those before it are of one each.
-  const auto turn_barrier = [](unsigned part, unsigned turn) {
-    return 1 + Plan::kConsumers + part * kTurns + turn;
-  };
-  float total[kValues];  // the first are kept here, the others in shared memory
-#pragma unroll
-  for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
-
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const bool last_tile = tile + gridDim.x >= tiles;
-#pragma unroll 1
-    for (unsigned slice = turn; slice < params.slices; slice += kTurns) {
-      const bool last = slice + 1 == params.slices;
-      const bool more = !last_tile || slice + kTurns < params.slices;  // for this warpgroup
-      const std::uint32_t words_empty = rings.words.empty_barrier();
-      if (last) {
-        touch_epilogue<Plan>(params, tile % row_tiles * Plan::kRows + part * 64,
-                             tile / row_tiles * kTokens);
-      }
-
-      // All of the slice; its first dot is there. `wide` has a copy of its own: a branch for each
-      // block would cost the allocation of registers dearly.
-      const auto multiply = [&](auto wide) {
-        constexpr bool kWide = decltype(wide)::value;
-        constexpr int kRoundBlocks = Plan::kRoundStages * Plan::kStageBlocks;
-        static_assert(kRoundBlocks % kDotBlocks == 0, "a round ends with a dot");
-        bool wide_row[2] = {};
-        if constexpr (kWide) wide_row[0] = units[row0] == 0, wide_row[1] = units[row0 + 8] == 0;
-        // Without a loop over rounds, the first dot sets the sum.
-        constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
-        if constexpr (!kOneRound) {
-#pragma unroll
-          for (int v = 0; v < kValues; ++v) sum[v] = 0;
-        }
-#pragma unroll 1
-        for (unsigned first = 0; first < Plan::kBlocks; first += kRoundBlocks) {
-#pragma unroll(kWide ? 1 : kRoundBlocks)
-          for (int block = 0; block < kRoundBlocks; ++block) {
-            const int stage = x_first + block / Plan::kStageBlocks;
-            const std::uint64_t x = ptx::descriptor_at(
-                x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
-            const bool ends = block + 1 == kRoundBlocks && first + kRoundBlocks == Plan::kBlocks;
-#pragma unroll
-            for (int part = 0; part < kDots; ++part) {
-              const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
-              const int index = block / kDotBlocks * kDots + part;
-              std::int32_t m[2] = {first_mantissas[0], first_mantissas[1]};
-              if (first + block + part > 0) {
-                if (part == 0 && block % Plan::kStageBlocks == 0) {
-                  wait_for_barrier(rings.x.full + stage * 8, x_parity);
-                }
-                start(dot, signs[0], x, part, block % kDotBlocks > 0);
-                // While it multiplies: what comes next from shared memory.
-                if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
-                if (part == kDots - 1) {
-                  if (!ends) {
-                    load_words(first + block + 1);
-                  } else if (more) {
-                    rings.words.advance();
-                    rings.words.wait_full();
-                    load_words(0);
-                  }
-                }
-                ptx::wgmma_wait<0>(dot);
-              }
-              if (part == kDots - 1) {
-                if ((block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
-                  ptx::mbarrier_arrive(rings.x.empty + stage * 8);
-                }
-                expand(signs[0]);
-              }
-              if (!whole) continue;
-              if constexpr (kWide) {
-                add_with_wide<0>(sum, dot, m[0], wide_row[0]);
-                add_with_wide<1>(sum, dot, m[1], wide_row[1]);
-              } else {
-#pragma unroll
-                for (int v = 0; v < kValues; ++v) {
-                  sum[v] = m[v % 4 / 2] * dot[v] + (kOneRound && index == 0 ? 0 : sum[v]);
-                }
-              }
-            }
-          }
-          if constexpr (Plan::kXStages > Plan::kRoundStages) x_first += Plan::kRoundStages;
-          if (x_first == Plan::kXStages || Plan::kXStages == Plan::kRoundStages) {
-            x_first = 0, x_parity ^= 1;
-          }
-          mantissas += kRoundBlocks * kDots / kDotBlocks;
-        }
-        if constexpr (kWide) {  // floats, all of them
-#pragma unroll
-          for (int v = 0; v < kValues; ++v) {
-            if (!wide_row[v % 4 / 2]) sum[v] = __float_as_int(static_cast<float>(sum[v]));
-          }
-        }
-      };
-      // The same of a narrow slice with two dots, all unrolled: a piece is a dot's part in a block,
-      // and the next one multiplies while one is added up. The last dot is left to be added, times
-      // last_mantissas.
-      std::int32_t last_mantissas[2] = {};
-      [[maybe_unused]] const auto multiply_overlapped = [&](auto& both) {
-        constexpr int kPieces = Plan::kBlocks * kDots;  // parts of dots in blocks
-        const int slice_first = x_first;
-        const unsigned slice_parity = x_parity;
-        const auto stage_of = [&](int block) {
-          const int stage = block / Plan::kStageBlocks;
-          return Plan::kRounds > 1 ? stage % Plan::kXStages : slice_first + stage;
-        };
-        // Starts a piece in the dot that is free; after the last one, all but that.
-        const auto start_piece = [&](int piece) {
-          const int block = piece / kDots, part = piece % kDots;
-          if (part == 0) {
-            expand(signs[block % 2]);
-            if (block + 1 < Plan::kBlocks) {
-              load_words(block + 1);
-            } else if (block + 1 == Plan::kBlocks && more) {
-              rings.words.advance();
-              rings.words.wait_full();
-              load_words(0);
-            }
-          }
-          if (piece == kPieces) {
-            if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
-            if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
-              x_first = 0, x_parity ^= 1;
-            }
-            x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
-            return;
-          }
-          const int stage = stage_of(block);
-          if (part == 0 && block % Plan::kStageBlocks == 0) {
-            const int round = block / Plan::kStageBlocks / Plan::kXStages;
-            wait_for_barrier(rings.x.full + stage * 8,
-                             slice_parity ^ (Plan::kRounds > 1 ? round & 1 : 0));
-          }
-          const std::uint64_t x = ptx::descriptor_at(
-              x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
-          start(both[piece / kDotBlocks % 2], signs[block % 2], x, part, block % kDotBlocks > 0);
-        };
-#pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          const int block = piece / kDots, index = piece / kDotBlocks;
-          const bool whole = (block + 1) % kDotBlocks == 0;
-          std::int32_t(&own)[kValues] = both[index % 2];
-          start_piece(piece + 1);
-          std::int32_t m[2] = {};
-          if (piece == 0) {
-            m[0] = first_mantissas[0], m[1] = first_mantissas[1];
-          } else if (whole) {
-            m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
-          }
-          if (piece + 1 == kPieces) {
-            ptx::wgmma_wait<0>(own);
-          } else if (whole && piece > 0) {
-            ptx::wgmma_wait<1>(own);
-          } else if (piece > 0) {
-            ptx::wgmma_wait<1>();
-          }
-          if ((piece + 1) % kDots == 0 && (block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
-            ptx::mbarrier_arrive(rings.x.empty + stage_of(block) * 8);
-          }
-          if (piece + 1 == kPieces) {
-            last_mantissas[0] = m[0], last_mantissas[1] = m[1];
-          } else if (whole) {
-#pragma unroll
-            for (int v = 0; v < kValues; ++v) {
-              sum[v] = m[v % 4 / 2] * own[v] + (index == 0 ? 0 : sum[v]);
-            }
-          }
-        }
-      };
-      if (any_wide) {
-        multiply(std::true_type{});
-        if constexpr (Plan::kTwoDots) {  // it is added times 0
-#pragma unroll
-          for (int v = 0; v < kValues; ++v) dots[1][v] = 0;
-        }
-      } else if constexpr (Plan::kTwoDots) {
-        multiply_overlapped(dots);
-      } else {
-        multiply(std::false_type{});
-      }
-      if constexpr (Plan::kStartsAhead) start_slice(more);  // without more, nobody reads it
-      if constexpr (Plan::kTwoDots) {
-#pragma unroll
-        for (int v = 0; v < kValues; ++v) sum[v] += last_mantissas[v % 4 / 2] * dots[1][v];
-      }
-      __syncwarp();  // all lanes have read their words
-      if (lane == 0) ptx::mbarrier_arrive(words_empty);
-      // Loaded again, after the products were issued: else ptxas puts the conversions between them.
-      const float unit[2] = {units[row0], units[row0 + 8]};
-      const bool floats = (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
-
-      // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
-      // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
-      if (Plan::kRegisterTotals < kValues ? slice == 0 : last) {
-        total_ring.wait_empty();
-      }
-      if (kTurns > 1 && slice > 0) {
-        ptx::named_barrier_sync(turn_barrier(part, turn), 256);  // the slice before is added
-      }
-      const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
-      float4* own = reinterpret_cast<float4*>(totals) + thread % 128;
-#pragma unroll
-      for (int i = 0; i < kValues; i += 4) {
-        const bool shares = i >= Plan::kRegisterTotals;
-        if (shares) {
-          const float4 four = slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
-          total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float value = floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
-          total[i + j] = __fmaf_rn(value, factor[j / 2], total[i + j]);
-        }
-        if (shares && !last) {
-          own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
-        }
-      }
-      if (!last) {
-        if (kTurns > 1) ptx::named_barrier_arrive(turn_barrier(part, (turn + 1) % kTurns), 256);
-      } else {
-        const unsigned n0 = tile % row_tiles * Plan::kRows + part * 64;
-        const unsigned m0 = tile / row_tiles * kTokens;
-        if (packed) {
-          stage_outputs<Plan>(params, totals, total, n0, m0);
-        } else {
-          ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
-          store_fragment<Plan>(totals, total);
-        }
-        if (last_tile) {
-          // No main loop is left to hide the stores under: the warpgroup writes its own rows.
-          ptx::named_barrier_sync(1 + warpgroup, 128);
-          store_part<Plan>(params, totals, packed, n0, m0, warp, 4);
-        } else {
-          __syncwarp();
-          if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
-        }
-#pragma unroll
-        for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
-      }
-      if constexpr (!Plan::kStartsAhead) start_slice(more);
-      __syncwarp();  // all lanes have read the slice's mantissas and units
-      if (lane == 0) ptx::mbarrier_arrive(rings.scales.empty_barrier());
-      rings.scales.advance();
-      if (more) take_scales();
-      ptx::wgmma_wait<0>(dot);
-    }
-    total_ring.advance();
-  }
+  GemmWgmmaMultiplier<Plan>(params, shared, base, barriers, lane, warp, warpgroup)
+      .run(total_ring, tiles, row_tiles);
 #endif
 }
 
