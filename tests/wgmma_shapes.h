@@ -17,28 +17,22 @@ struct WgmmaTileShape {
 
 /// The smallest product that has the tile, in one launch, on so many multiprocessors. N is no
 /// multiple of a tile, but of 8, so that rows of y can be written as vectors. K has a short last
-/// slice, and where warpgroups take turns more slices than turns; with some tiles that pays for
-/// long rows alone.
+/// slice, and where warpgroups take turns more slices than turns.
 inline WgmmaTileShape shape_of_tile(const kernels::WgmmaTile& tile, int multiprocessors) {
   constexpr std::int64_t kMaxM = 400;
   constexpr std::int64_t kMaxRowBlocks = 140;  // of 64
   WgmmaTileShape best;
-  for (const std::int64_t slices : {1, 5, 9, 17}) {
-    if (slices <= tile.turns && tile.turns > 1) continue;
-    const std::int64_t k = slices * 1024 + 256;
-    for (std::int64_t block = 1; block <= kMaxRowBlocks; ++block) {
-      const std::int64_t n = 64 * block - 8;
-      for (std::int64_t m = 1; m <= kMaxM && (best.m == 0 || m * n < best.m * best.n); ++m) {
-        const kernels::KernelConfig config = kernels::choose_wgmma(m, n, k, multiprocessors);
-        if (config.tokens == tile.tokens && config.row_groups == tile.row_groups &&
-            config.turns == tile.turns &&
-            kernels::first_rows_wgmma(m, n, k, multiprocessors) == n) {
-          best = {m, n, k};
-          break;
-        }
+  const std::int64_t k = (tile.turns > 1 ? 5 : 1) * 1024 + 256;
+  for (std::int64_t block = 1; block <= kMaxRowBlocks; ++block) {
+    const std::int64_t n = 64 * block - 8;
+    for (std::int64_t m = 1; m <= kMaxM && (best.m == 0 || m * n < best.m * best.n); ++m) {
+      const kernels::KernelConfig config = kernels::choose_wgmma(m, n, k, multiprocessors);
+      if (config.tokens == tile.tokens && config.row_groups == tile.row_groups &&
+          config.turns == tile.turns && kernels::first_rows_wgmma(m, n, k, multiprocessors) == n) {
+        best = {m, n, k};
+        break;
       }
     }
-    if (best.m > 0) break;
   }
   return best;
 }
