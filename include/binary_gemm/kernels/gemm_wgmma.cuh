@@ -22,8 +22,8 @@
 /// next block's words and this dot's mantissas; wait for the products; expand the words and add up,
 /// interleaved. Two things keep the tensor cores busy meanwhile. While a slice is finished (sums
 /// rounded and added to the totals; after the last one, outputs scaled, rounded and staged) the
-/// first dot of the next slice is multiplied: that took 8% off, 9% where totals are in registers.
-/// And warpgroups hide each other's sums; one that is alone in its CTA has two dots instead.
+/// first dot of the next slice is multiplied: K = 17408 at M = 2048 328 -> 302 us on an H200. And
+/// warpgroups hide each other's sums; one that is alone in its CTA has two dots instead.
 ///
 /// Fragments, of warp w of a warpgroup: lane (g, t) = (lane / 4, lane % 4) has
 ///   of A (T32,V4) -> (M16,K32): word t of rows 16w + g and 16w + g + 8, expanded;

@@ -30,10 +30,9 @@
 ///   warpgroups that multiply in turn (named barriers), the next one let in when the first has
 ///     issued its products, or when half or three quarters of them are done: 302 (K = 17408 at
 ///     M = 2048, 128 x 128), 316, 319, 328
-///   two dots, one added up while the other is multiplied, with two warpgroups: K = 17408 at M =
-///   96,
-///     128 x 96 49.3 and 49.5, by turns 31.2 and 33.6; with one it is what the tile has: 64 x 64
-///     28.1, now 25.2
+///   two dots, one added up while the other is multiplied, with two warpgroups: K = 17408 at
+///     M = 96 49.5 in tiles of 128 x 96, with one dot 49.3; by turns 33.6, with one 31.2. One
+///     warpgroup alone has them: 64 x 64 at M = 64 25.2, with one dot 28.1
 ///   the next slice's words copied before the last of this one's x: 1 to 2% slower
 ///   no copies of x at all (to see what they cost): 1.5% less
 ///   a copy of x for each block of 128: with 16 or 32 tokens all wait for the one thread that
@@ -87,7 +86,7 @@ constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
 /// products of K = 5120 and 17408 with one token tile.
 ///
 /// A tile is four kernels, about 200 KiB. Left out, as they gain least: {2, 1, 160} 553, {2, 2, 48}
-/// 197, {1, 2, 128} 239, {1, 2, 96} 198, {1, 3, 64} 151, {3, 1, 32} 274, {1, 1, 96} 259 and 382.
+/// 197, {1, 2, 128} 239, {1, 2, 96} 198, {1, 3, 64} 151, {3, 1, 32} 274, {1, 1, 96} 259 and 382 ns.
 struct WgmmaTile {
   std::uint8_t row_groups;
   std::uint8_t turns;
