@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -200,6 +201,19 @@ void check_residual(const ConstMatrixView& residual, const MatrixView& y, const 
   disjoint(target, source);
 }
 
+// That `bytes` of a workspace from `data` on are apart from x, whose regions are given, and the
+// rest.
+void workspace(const void* data, std::int64_t bytes, std::initializer_list<Region> x,
+               const WeightView& w, const Epilogue& epilogue, const MatrixView& y) {
+  const Region written = buffer("the workspace", data, 1, bytes, bytes, 0, 1);
+  for (const Region& read : x) disjoint(written, read);
+  const WeightRegions packed = weight_regions(w);
+  for (const Region& other : {packed.bits, packed.scales, bias_region(epilogue.bias, w.n),
+                              residual_region(epilogue.residual), matrix("y", y)}) {
+    disjoint(written, other);
+  }
+}
+
 }  // namespace
 
 void weight_shape(std::int64_t n, std::int64_t k, std::int64_t g) {
@@ -321,32 +335,15 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   check_residual(epilogue.residual, y, target);
 }
 
-void linear_workspace(const MutableActivationView& q, const ConstMatrixView& x, const WeightView& w,
-                      const Epilogue& epilogue, const MatrixView& y) {
-  const ActivationRegions written = activation(q);
-  const WeightRegions packed = weight_regions(w);
-  const Region bias_bytes = bias_region(epilogue.bias, w.n);
-  const Region residual_bytes = residual_region(epilogue.residual);
-  for (Region region : {written.values, written.scales}) {
-    region.name = "the workspace";
-    for (const Region& other :
-         {matrix("x", x), packed.bits, packed.scales, bias_bytes, residual_bytes, matrix("y", y)}) {
-      disjoint(region, other);
-    }
-  }
+void workspace(const void* data, std::int64_t bytes, const ConstMatrixView& x, const WeightView& w,
+               const Epilogue& epilogue, const MatrixView& y) {
+  workspace(data, bytes, {matrix("x", x)}, w, epilogue, y);
 }
 
-void gemm_workspace(const MutableActivationView& ordered, const ActivationView& x,
-                    const WeightView& w, const Epilogue& epilogue, const MatrixView& y) {
-  const Region written = buffer("the workspace", ordered.values, ordered.m, ordered.k,
-                                ordered.row_stride, ordered.offset, sizeof(std::int8_t));
-  const WeightRegions packed = weight_regions(w);
+void workspace(const void* data, std::int64_t bytes, const ActivationView& x, const WeightView& w,
+               const Epilogue& epilogue, const MatrixView& y) {
   const ActivationRegions source = activation(x);
-  for (const Region& other :
-       {source.values, source.scales, packed.bits, packed.scales, bias_region(epilogue.bias, w.n),
-        residual_region(epilogue.residual), matrix("y", y)}) {
-    disjoint(written, other);
-  }
+  workspace(data, bytes, {source.values, source.scales}, w, epilogue, y);
 }
 
 void q1_0(const void* blocks, std::size_t blocks_bytes, const WeightView& w) {

@@ -23,12 +23,11 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
                  const MatrixView& y);
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
                    const MatrixView& y);
-/// `q` is what binary_linear keeps of x in the caller's workspace.
-void linear_workspace(const MutableActivationView& q, const ConstMatrixView& x, const WeightView& w,
-                      const Epilogue& epilogue, const MatrixView& y);
-/// `ordered` is what binary_gemm keeps of x in the caller's workspace.
-void gemm_workspace(const MutableActivationView& ordered, const ActivationView& x,
-                    const WeightView& w, const Epilogue& epilogue, const MatrixView& y);
+/// What binary_linear, or binary_gemm, uses of the caller's workspace: `bytes` from `data` on.
+void workspace(const void* data, std::int64_t bytes, const ConstMatrixView& x, const WeightView& w,
+               const Epilogue& epilogue, const MatrixView& y);
+void workspace(const void* data, std::int64_t bytes, const ActivationView& x, const WeightView& w,
+               const Epilogue& epilogue, const MatrixView& y);
 void q1_0(const void* blocks, std::size_t blocks_bytes, const WeightView& w);
 
 }  // namespace check

@@ -29,7 +29,8 @@ std::int64_t wgmma_ns(const KernelConfig& config, std::int64_t m, const Layer& l
   for (const WgmmaTile& tile : kWgmmaTiles) {
     if (tile.tokens == config.tokens && tile.row_groups == config.row_groups &&
         tile.turns == config.turns) {
-      return wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors);
+      return config.cuts ? cut_wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors)
+                         : wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors);
     }
   }
   ADD_FAILURE() << "no tile of the table: " << int{config.tokens} << " tokens";
@@ -37,17 +38,21 @@ std::int64_t wgmma_ns(const KernelConfig& config, std::int64_t m, const Layer& l
 }
 
 TEST(Tuning, IsKnownToTheCompiler) {
+  static_assert(choose(90, 1, 8192, 5120, 128, true, true, true, kMultiprocessors).family ==
+                    Family::kDecodeB1,
+                "");
+  static_assert(choose(90, 8, 8192, 5120, 128, true, true, true, kMultiprocessors).family ==
+                    Family::kDecodeS8,
+                "");
+  static_assert(choose(90, 2048, 8192, 5120, 128, true, true, true, kMultiprocessors).family ==
+                    Family::kWgmma,
+                "");
   static_assert(
-      choose(90, 1, 8192, 5120, 128, true, true, kMultiprocessors).family == Family::kDecodeB1, "");
-  static_assert(
-      choose(90, 8, 8192, 5120, 128, true, true, kMultiprocessors).family == Family::kDecodeS8, "");
-  static_assert(
-      choose(90, 2048, 8192, 5120, 128, true, true, kMultiprocessors).family == Family::kWgmma, "");
-  static_assert(
-      choose(80, 2048, 8192, 5120, 128, true, false, kMultiprocessors).family == Family::kMma, "");
-  static_assert(
-      choose(100, 1, 8192, 5120, 128, true, false, kMultiprocessors).family == Family::kDecodeS8,
-      "the binary tensor core is emulated");
+      choose(80, 2048, 8192, 5120, 128, true, false, true, kMultiprocessors).family == Family::kMma,
+      "");
+  static_assert(choose(100, 1, 8192, 5120, 128, true, false, true, kMultiprocessors).family ==
+                    Family::kDecodeS8,
+                "the binary tensor core is emulated");
 }
 
 TEST(Tuning, NamesAreDifferent) {
@@ -62,7 +67,8 @@ TEST(Tuning, NamesAreDifferent) {
 TEST(Tuning, TilesHoldTheirTokens) {
   for (const std::int64_t g : kGroups) {
     for (std::int64_t m = 1; m <= 64; ++m) {
-      const KernelConfig config = choose(90, m, 8192, 5120, g, false, false, kMultiprocessors);
+      const KernelConfig config =
+          choose(90, m, 8192, 5120, g, false, false, false, kMultiprocessors);
       const std::int64_t most = max_tokens(config.family, g);
       EXPECT_GE(config.tokens, std::min(m, most)) << "M = " << m << ", G = " << g;
       EXPECT_TRUE(config.family != Family::kDecodeB1 || m <= most) << "M = " << m;
@@ -73,9 +79,12 @@ TEST(Tuning, TilesHoldTheirTokens) {
 // Else it would be a kernel that nobody launches, and no test could.
 TEST(Tuning, EveryWgmmaTileIsChosenForSomeShape) {
   for (const WgmmaTile& tile : kWgmmaTiles) {
-    EXPECT_GT(testing::shape_of_tile(tile, kMultiprocessors).m, 0)
-        << 64 * tile.row_groups << " rows, " << int{tile.tokens} << " tokens, " << int{tile.turns}
-        << " turns";
+    for (const bool cuts : {false, true}) {
+      if (cuts && !may_be_cut(tile.row_groups, tile.turns, tile.tokens)) continue;
+      EXPECT_GT(testing::shape_of_tile(tile, cuts, kMultiprocessors).m, 0)
+          << 64 * tile.row_groups << " rows, " << int{tile.tokens} << " tokens, " << int{tile.turns}
+          << " turns" << (cuts ? ", cut" : "");
+    }
   }
 }
 
@@ -83,7 +92,8 @@ TEST(Tuning, TheWgmmaTileIsTheFastest) {
   for (const Layer& layer : kLayers) {
     std::int64_t before = 0;
     for (std::int64_t m = 1; m <= 9000; m += m < 600 ? 1 : 97) {
-      const KernelConfig config = choose_wgmma(m, layer.n, layer.k, kMultiprocessors);
+      const KernelConfig config =
+          choose_wgmma(m, layer.n, layer.k, m >= kWgmmaCutMinTokens, kMultiprocessors);
       const std::int64_t ns = wgmma_ns(config, m, layer);
       for (const WgmmaTile& tile : kWgmmaTiles) {
         EXPECT_LE(ns, wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors));
@@ -94,26 +104,33 @@ TEST(Tuning, TheWgmmaTileIsTheFastest) {
   }
 }
 
-// Rows are cut on a block of 64, and only where the model says that it pays.
-TEST(Tuning, RowsAreCutWhereThatIsFaster) {
+// A CTA that finishes a tile of another waits for it, unless it has at least a tile's time to do
+// before. And tiles are only cut where there is memory for that, and where it pays.
+TEST(Tuning, TilesAreCutWhereThatIsFaster) {
   int cuts = 0;
   for (const Layer& layer : kLayers) {
     for (std::int64_t m = 1; m <= 9000; m += m < 600 ? 1 : 97) {
-      const std::int64_t rows = first_rows_wgmma(m, layer.n, layer.k, kMultiprocessors);
-      ASSERT_GT(rows, 0);
-      ASSERT_LE(rows, layer.n);
-      if (rows == layer.n) continue;
+      EXPECT_FALSE(choose_wgmma(m, layer.n, layer.k, false, kMultiprocessors).cuts);
+      const KernelConfig config = choose_wgmma(m, layer.n, layer.k, true, kMultiprocessors);
+      if (!config.cuts) continue;
       ++cuts;
-      EXPECT_EQ(rows % 64, 0) << "N = " << layer.n << ", M = " << m;
-      EXPECT_LT(fastest_wgmma_ns(m, rows, layer.k, kMultiprocessors) +
-                    fastest_wgmma_ns(m, layer.n - rows, layer.k, kMultiprocessors),
-                fastest_wgmma_ns(m, layer.n, layer.k, kMultiprocessors))
-          << "N = " << layer.n << ", M = " << m;
+      EXPECT_GE(m, kWgmmaCutMinTokens);
+      for (const WgmmaTile& tile : kWgmmaTiles) {
+        EXPECT_LT(wgmma_ns(config, m, layer), wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors))
+            << "N = " << layer.n << ", M = " << m;
+      }
     }
   }
   EXPECT_GT(cuts, 0);
-  // A tile left over for each token tile: 17408 = 132 · 128 + 512.
-  EXPECT_EQ(first_rows_wgmma(256, 17408, 5120, kMultiprocessors), 132 * 128);
+  for (std::int64_t tiles = 1; tiles < 1000; ++tiles) {
+    const std::int64_t whole = whole_tiles(tiles, kMultiprocessors);
+    EXPECT_EQ(whole % kMultiprocessors == 0 || whole == tiles, true) << tiles;
+    if (whole == tiles) continue;
+    EXPECT_GT(tiles - whole, kMultiprocessors) << tiles;
+    EXPECT_LT(tiles - whole, 2 * kMultiprocessors) << tiles;
+  }
+  // 17408 x 256: 272 tiles of 128 x 128, 8 more than two for each of 132.
+  EXPECT_TRUE(choose_wgmma(256, 17408, 5120, true, kMultiprocessors).cuts);
 }
 
 }  // namespace

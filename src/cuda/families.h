@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/tuning.h"
 #include "binary_gemm/views.h"
 
@@ -80,15 +81,16 @@ struct WgmmaShape {
   kernels::KernelConfig config;
   std::int64_t m;
   std::int64_t n;
+  std::int64_t k;
   std::int64_t group_size;
   int shared_limit;   ///< bytes, a CTA
   int shared_memory;  ///< bytes, a multiprocessor
   int multiprocessors;
 };
 
-/// How the wgmma kernel is launched. Its arguments are GemmParams, then the tensor maps of x, as
-/// (byte, token, block of 128) in boxes of (128, tokens, blocks), and of the bits, as (word, row)
-/// in boxes of (32, rows).
+/// How the wgmma kernel is launched. Its arguments are GemmParams, TileShares, then the tensor maps
+/// of x, as (byte, token, block of 128) in boxes of (128, tokens, blocks), and of the bits, as
+/// (word, row) in boxes of (32, rows).
 struct WgmmaLaunch {
   const void* kernel = nullptr;
   std::uint32_t grid = 0;
@@ -97,6 +99,7 @@ struct WgmmaLaunch {
   std::uint32_t rows = 0;
   std::uint32_t tokens = 0;
   std::uint32_t blocks = 0;
+  kernels::TileShares shares{};  ///< without the memory to hand tiles over
 };
 
 WgmmaLaunch plan_wgmma(const WgmmaShape& shape);

@@ -155,12 +155,13 @@ bool takes_order(const WeightView& w) {
 bool wants_order(Kernel kernel) { return kernel == Kernel::kWgmma || kernel == Kernel::kMma; }
 bool wants_order(Family family) { return family == Family::kWgmma || family == Family::kMma; }
 
-// `ordered`: the weights are such, and there is a workspace for x.
+// `ordered`: the weights are such, and there is a workspace for x; `may_cut`: and one to hand tiles
+// over.
 KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, const WeightView& w,
-                           bool ordered) {
+                           bool ordered, bool may_cut) {
   switch (kernel) {
     case Kernel::kWgmma:
-      return kernels::choose_wgmma(m, w.n, w.k, device.multiprocessors);
+      return kernels::choose_wgmma(m, w.n, w.k, may_cut, device.multiprocessors);
     case Kernel::kMma:
       return kernels::configure_mma();
     case Kernel::kDecodeB1:
@@ -171,7 +172,15 @@ KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, 
       break;
   }
   return kernels::choose(device.architecture, m, w.n, w.k, w.group_size, ordered, has_wgmma(device),
-                         device.multiprocessors);
+                         may_cut, device.multiprocessors);
+}
+
+// The part of the workspace where tiles are handed over: flags, then totals.
+std::int64_t hand_over_bytes(std::int64_t m) {
+  return m < kernels::kWgmmaCutMinTokens ? 0 : kernels::kHandOverBytes;
+}
+bool can_hand_over(const Device& device, std::int64_t m) {
+  return m >= kernels::kWgmmaCutMinTokens && device.multiprocessors <= kernels::kHandOverCtas;
 }
 
 bool can_run(const Device& device, Kernel kernel, std::int64_t m, std::int64_t group_size) {
@@ -258,13 +267,15 @@ Launch following(Launch launch) {
   return launch;
 }
 
-// The product by one launch of the wgmma kernel; params.x is in its order.
-void launch_wgmma_once(const Device& device, GemmParams params, std::int64_t group_size,
-                       const Launch& launch) {
-  const KernelConfig config =
-      kernels::choose_wgmma(params.m, params.n, params.k, device.multiprocessors);
-  const WgmmaLaunch plan = plan_wgmma({config, params.m, params.n, group_size, device.shared_limit,
-                                       device.shared_memory, device.multiprocessors});
+// The product by the wgmma kernel; params.x is in its order. `hand_over`: its flags are zeros, and
+// the kernel leaves them so.
+void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_size,
+                  const KernelConfig& config, char* hand_over, const Launch& launch) {
+  WgmmaLaunch plan =
+      plan_wgmma({config, params.m, params.n, params.k, group_size, device.shared_limit,
+                  device.shared_memory, device.multiprocessors});
+  plan.shares.flags = reinterpret_cast<std::uint32_t*>(hand_over);
+  plan.shares.totals = reinterpret_cast<float*>(hand_over + kernels::kHandOverFlagBytes);
   params.dependent = launch.programmatic;
   const auto x_stride = static_cast<cuuint64_t>(params.x_stride);
   CUtensorMap x =
@@ -274,35 +285,9 @@ void launch_wgmma_once(const Device& device, GemmParams params, std::int64_t gro
   CUtensorMap bits = tensor_map<2>(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits,
                                    {params.k / 32, params.n}, {cuuint64_t{params.bits_stride} * 4},
                                    {kLineWords, plan.rows}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-  void* arguments[] = {&params, &x, &bits};
+  void* arguments[] = {&params, &plan.shares, &x, &bits};
   launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(plan.threads), plan.shared_bytes, launch,
                 arguments);
-}
-
-// The parameters of the product's rows from `begin` on, `count` of them.
-GemmParams row_range(GemmParams params, std::uint32_t begin, std::uint32_t count) {
-  params.bits += std::uint64_t{begin} * params.bits_stride;
-  params.scales += std::uint64_t{begin} * params.scales_stride;
-  if (params.bias != nullptr) params.bias += begin;
-  const std::int64_t bytes = begin * size_of(params.y_type);
-  if (params.residual != nullptr) {
-    params.residual = static_cast<const char*>(params.residual) + bytes;
-  }
-  params.y = static_cast<char*>(params.y) + bytes;
-  params.n = count;
-  return params;
-}
-
-// The product by the wgmma kernel; params.x is in its order.
-void launch_wgmma(const Device& device, const GemmParams& params, std::int64_t group_size,
-                  const Launch& launch) {
-  const auto first = static_cast<std::uint32_t>(
-      kernels::first_rows_wgmma(params.m, params.n, params.k, device.multiprocessors));
-  launch_wgmma_once(device, row_range(params, 0, first), group_size, launch);
-  if (first < params.n) {
-    launch_wgmma_once(device, row_range(params, first, params.n - first), group_size,
-                      following(launch));
-  }
 }
 
 // The product by the mma kernel; params.x is in its order.
@@ -317,16 +302,17 @@ void launch_mma(const Device& device, GemmParams params, std::int64_t group_size
 }
 
 void launch_ordered(const Device& device, const GemmParams& params, std::int64_t group_size,
-                    const KernelConfig& config, const Launch& launch) {
+                    const KernelConfig& config, char* hand_over, const Launch& launch) {
   if (config.family == Family::kMma) return launch_mma(device, params, group_size, launch);
-  launch_wgmma(device, params, group_size, launch);
+  launch_wgmma(device, params, group_size, config, hand_over, launch);
 }
 
 // The product by the decode kernels, for arguments that have been checked.
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
               const Epilogue& epilogue, const MatrixView& y, const Launch& launch) {
   for (std::int64_t m = 0; m < x.m;) {
-    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*ordered=*/false);
+    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*ordered=*/false,
+                                              /*may_cut=*/false);
     const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
     Epilogue part = epilogue;
     if (part.residual.data != nullptr) part.residual = part.residual.row_range(m, tokens);
@@ -434,7 +420,7 @@ Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_
   check_shape(m, n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   switch (kernels::choose(prepared.architecture, m, n, k, group_size, k > 0, has_wgmma(prepared),
-                          prepared.multiprocessors)
+                          can_hand_over(prepared, m), prepared.multiprocessors)
               .family) {
     case Family::kDecodeB1:
       return Kernel::kDecodeB1;
@@ -450,12 +436,13 @@ Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_
 
 std::size_t gemm_workspace_bytes(std::int64_t m, std::int64_t k) {
   check_workspace_shape(m, k);
-  return static_cast<std::size_t>(m < kernels::wgmma_min_tokens(k) ? 0 : m * ordered_stride(k));
+  return static_cast<std::size_t>(
+      m < kernels::wgmma_min_tokens(k) ? 0 : m * ordered_stride(k) + hand_over_bytes(m));
 }
 
 std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k) {
   check_workspace_shape(m, k);
-  return static_cast<std::size_t>(m * ordered_stride(k) + aligned(m * 4));
+  return static_cast<std::size_t>(m * ordered_stride(k) + aligned(m * 4) + hand_over_bytes(m));
 }
 
 void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
@@ -477,18 +464,24 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
     }
     if (!takes_order(w)) fail_order(launch.kernel, w);
   }
+  const bool may_cut =
+      can_hand_over(device, x.m) &&
+      is_enough(launch.workspace, needed + static_cast<std::size_t>(hand_over_bytes(x.m)));
   const KernelConfig config =
-      configuration(device, launch.kernel, x.m, w, enough && takes_order(w));
+      configuration(device, launch.kernel, x.m, w, enough && takes_order(w), may_cut);
   const DeviceGuard guard(device.index);
   if (!wants_order(config.family)) return multiply(device, x, w, epilogue, y, launch);
   check_device("workspace", launch.workspace.data, device);
   auto* ordered = static_cast<std::int8_t*>(launch.workspace.data);
-  check::gemm_workspace({ordered, nullptr, x.m, stride, stride, 0, 0}, x, w, epilogue, y);
-  launch_permute(device, x, ordered, stride, w.group_size, launch);
+  char* hand_over = config.cuts ? reinterpret_cast<char*>(ordered) + needed : nullptr;
+  check::workspace(ordered, x.m * stride + (config.cuts ? hand_over_bytes(x.m) : 0), x, w, epilogue,
+                   y);
+  launch_permute(device, x, ordered, stride, w.group_size,
+                 reinterpret_cast<std::uint32_t*>(hand_over), launch);
   GemmParams params = resolve(x, w, epilogue, y);
   params.x = ordered;
   params.x_stride = stride;
-  launch_ordered(device, params, w.group_size, config, following(launch));
+  launch_ordered(device, params, w.group_size, config, hand_over, following(launch));
 }
 
 void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue& epilogue,
@@ -504,14 +497,16 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   auto* values = static_cast<std::int8_t*>(launch.workspace.data);
   auto* scales = reinterpret_cast<float*>(values + x.rows * stride);
   const MutableActivationView q{values, scales, x.rows, x.cols, stride, 0, 0};
-  check::linear_workspace(q, x, w, epilogue, y);
+  char* hand_over = reinterpret_cast<char*>(scales) + aligned(x.rows * 4);
+  check::workspace(values, static_cast<std::int64_t>(needed), x, w, epilogue, y);
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_device("workspace", launch.workspace.data, device);
   check_device("x", x.cols > 0 ? x.data : y.data, device);
   check_devices(device, q, w, epilogue, y);
   check_kernel(device, launch.kernel, x.rows, w.group_size);
   if (wants_order(launch.kernel) && !takes_order(w)) fail_order(launch.kernel, w);
-  const KernelConfig config = configuration(device, launch.kernel, x.rows, w, takes_order(w));
+  const KernelConfig config = configuration(device, launch.kernel, x.rows, w, takes_order(w),
+                                            can_hand_over(device, x.rows));
   const bool ordered = wants_order(config.family);
   const DeviceGuard guard(device.index);
   if (config.family == Family::kDecodeB1 && x.rows == 1 && x.type != DataType::kFloat32) {
@@ -528,9 +523,11 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
       return launch_decode(device, params, w.group_size, config, launch);
     }
   }
-  launch_quantize(device, x, q, ordered ? static_cast<int>(w.group_size) : 0, launch);
+  launch_quantize(device, x, q, ordered ? static_cast<int>(w.group_size) : 0,
+                  config.cuts ? reinterpret_cast<std::uint32_t*>(hand_over) : nullptr, launch);
   if (ordered) {
-    launch_ordered(device, resolve(q, w, epilogue, y), w.group_size, config, following(launch));
+    launch_ordered(device, resolve(q, w, epilogue, y), w.group_size, config, hand_over,
+                   following(launch));
   } else {
     multiply(device, q, w, epilogue, y, following(launch));
   }

@@ -48,6 +48,14 @@ WgmmaLaunch plan(const WgmmaShape& shape) {
   launch.rows = Plan::kRows;
   launch.tokens = Plan::kTokens;
   launch.blocks = Plan::kStageBlocks;
+  const std::int64_t whole =
+      shape.config.cuts ? kernels::whole_tiles(tiles, shape.multiprocessors) : tiles;
+  launch.shares.whole = static_cast<std::uint32_t>(whole);
+  if (whole < tiles) {
+    const std::int64_t units = (tiles - whole) * ((shape.k + kSliceK - 1) / kSliceK);
+    launch.shares.units = static_cast<std::uint32_t>(units / launch.grid);
+    launch.shares.rest = static_cast<std::uint32_t>(units % launch.grid);
+  }
   return launch;
 }
 
@@ -81,7 +89,7 @@ std::vector<const void*> wgmma_kernels() {
     for (const WgmmaTile& tile : kWgmmaTiles) {
       const kernels::KernelConfig config{kernels::Family::kWgmma, tile.tokens, tile.row_groups,
                                          tile.turns};
-      all.push_back(plan_wgmma({config, 1, 1, group, 1 << 17, 1 << 17, 1}).kernel);
+      all.push_back(plan_wgmma({config, 1, 1, 1, group, 1 << 17, 1 << 17, 1}).kernel);
     }
   }
   return all;

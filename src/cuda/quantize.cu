@@ -81,12 +81,14 @@ std::uint32_t spreading_bytes(const Device& device, std::int64_t ctas, const Lau
 }  // namespace
 
 void launch_permute(const Device& device, const ActivationView& x, std::int8_t* permuted,
-                    std::int64_t permuted_stride, std::int64_t group_size, const Launch& launch) {
+                    std::int64_t permuted_stride, std::int64_t group_size, std::uint32_t* flags,
+                    const Launch& launch) {
   kernels::PermuteParams params{};
   params.x = x.values + x.offset;
   params.x_stride = x.row_stride;
   params.permuted = permuted;
   params.permuted_stride = permuted_stride;
+  params.flags = flags;
   params.k = static_cast<std::uint32_t>(x.k);
   params.vectorized = is_aligned(params.x, 16) && x.row_stride % 16 == 0;
   void* arguments[] = {&params};
@@ -96,9 +98,10 @@ void launch_permute(const Device& device, const ActivationView& x, std::int8_t* 
 }
 
 void launch_quantize(const Device& device, const ConstMatrixView& x, const MutableActivationView& q,
-                     int order, const Launch& launch) {
+                     int order, std::uint32_t* flags, const Launch& launch) {
   kernels::QuantizeParams params = quantize_params(x, 0, q);
   params.order = order;
+  params.flags = flags;
   void* arguments[] = {&params};
   // Rows that one CTA would read twice. On an H200, binary_linear of K = 17408 back to back, us, M
   // = 1: 7.1 -> 6.2, 8: 17.9 -> 15.7; of K = 5120 0.5 more than by a CTA.
@@ -131,7 +134,7 @@ void quantize_activation(const ConstMatrixView& x, const MutableActivationView& 
     check_device("activation values", q.values, device);
   }
   const DeviceGuard guard(device.index);
-  launch_quantize(device, x, q, 0, launch);
+  launch_quantize(device, x, q, 0, nullptr, launch);
 }
 
 }  // namespace cuda

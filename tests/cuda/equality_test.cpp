@@ -464,18 +464,21 @@ TEST_P(CudaEqualityFull, EveryWgmmaTile) {
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   std::uint64_t seed = 1000;
   for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
-    const WgmmaTileShape shape = shape_of_tile(tile, multiprocessors);
-    ASSERT_GT(shape.m, 0) << int{tile.tokens} << " tokens";
-    for (const std::int64_t g : kGroupSizes) {
-      for (const ScalePattern scales : {ScalePattern::kNarrow, ScalePattern::kMixed}) {
-        if (thinned(++seed)) continue;
-        // Vectors of y, and (fp32) totals.
-        const bool narrow = scales == ScalePattern::kNarrow;
-        const Case c(make_tall_problem({shape.m, shape.n, shape.k, g}, scales,
-                                       ActivationPattern::kRandom, all_layouts()[0], seed),
-                     narrow ? DataType::kBFloat16 : DataType::kFloat32, true, stream());
-        check_all(c);
-        if (HasFatalFailure()) return;
+    for (const bool cuts : {false, true}) {
+      if (cuts && !kernels::may_be_cut(tile.row_groups, tile.turns, tile.tokens)) continue;
+      const WgmmaTileShape shape = shape_of_tile(tile, cuts, multiprocessors);
+      ASSERT_GT(shape.m, 0) << int{tile.tokens} << " tokens" << (cuts ? ", cut" : "");
+      for (const std::int64_t g : kGroupSizes) {
+        for (const ScalePattern scales : {ScalePattern::kNarrow, ScalePattern::kMixed}) {
+          if (thinned(++seed)) continue;
+          // Vectors of y, and (fp32) totals.
+          const bool narrow = scales == ScalePattern::kNarrow;
+          const Case c(make_tall_problem({shape.m, shape.n, shape.k, g}, scales,
+                                         ActivationPattern::kRandom, all_layouts()[0], seed),
+                       narrow ? DataType::kBFloat16 : DataType::kFloat32, true, stream());
+          check_all(c);
+          if (HasFatalFailure()) return;
+        }
       }
     }
   }

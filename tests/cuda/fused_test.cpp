@@ -267,12 +267,15 @@ TEST_P(CudaFused, ResidualByEveryKernelInPlaceAndNot) {
   }
 }
 
-// Each launch has its own rows of the weights, the bias, the residual and y.
-TEST_P(CudaFused, RowsInTwoLaunches) {
+// One CTA begins a tile, another adds the bias and the residual.
+TEST_P(CudaFused, TilesThatAreCut) {
   if (!cuda::is_supported(Kernel::kWgmma, 17, 64, 1280, 128)) GTEST_SKIP() << "no wgmma here";
   if (reduced()) GTEST_SKIP() << "not in the reduced set";
-  const WgmmaTileShape shape =
-      shape_of_two_launches(device_attribute(cudaDevAttrMultiProcessorCount));
+  WgmmaTileShape shape;
+  for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
+    if (!kernels::may_be_cut(tile.row_groups, tile.turns, tile.tokens)) continue;
+    shape = shape_of_tile(tile, true, device_attribute(cudaDevAttrMultiProcessorCount));
+  }
   ASSERT_GT(shape.m, 0);
   Random random(65);
   for (const DataType type : {DataType::kBFloat16, DataType::kFloat32}) {

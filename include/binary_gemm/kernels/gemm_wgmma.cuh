@@ -22,8 +22,8 @@
 /// next block's words and this dot's mantissas; wait for the products; expand the words and add up,
 /// interleaved. Two things keep the tensor cores busy meanwhile. While a slice is finished (sums
 /// rounded and added to the totals; after the last one, outputs scaled, rounded and staged) the
-/// first dot of the next slice is multiplied: K = 17408 at M = 2048 328 -> 302 us on an H200. And
-/// warpgroups hide each other's sums; one that is alone in its CTA has two dots instead.
+/// first dot of the next slice is multiplied: that took 8% off, 9% where totals are in registers.
+/// And warpgroups hide each other's sums; one that is alone in its CTA has two dots instead.
 ///
 /// Fragments, of warp w of a warpgroup: lane (g, t) = (lane / 4, lane % 4) has
 ///   of A (T32,V4) -> (M16,K32): word t of rows 16w + g and 16w + g + 8, expanded;
@@ -38,6 +38,7 @@
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
 #include "binary_gemm/kernels/slice.cuh"
+#include "binary_gemm/kernels/tuning.h"         // may_be_cut
 #include "binary_gemm/kernels/weight_tile.cuh"  // wait_for_barrier
 #include "binary_gemm/kernels/wgmma.cuh"
 
@@ -76,7 +77,7 @@ struct GemmWgmma {
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
 
   /// What a thread needs beside dots, sums, totals and operand A: more than this spills.
-  static constexpr int kOtherRegisters = 34;
+  static constexpr int kOtherRegisters = kTurns == 1 && kGroup < 128 ? 60 : 34;
   /// Two dots, one added up while the other is multiplied: where a warpgroup is alone in its CTA
   /// and there are registers for them, sums, and two blocks' operands A. Others hide each other's
   /// sums: two dots are no faster there, and up to 8% slower.
@@ -92,7 +93,12 @@ struct GemmWgmma {
                                                                           : kTokens / 2;
   /// Whether a slice's first dot is multiplied while the slice before is finished, if there are
   /// registers for it.
-  static constexpr bool kStartsAhead = kTokens <= 128;
+  static constexpr bool kStartsAhead = kTokens <= 128 && kTurns == 1;
+
+  /// Whether tiles may be cut: a CTA begins one and the next finishes it.
+  static constexpr bool kCuts = may_be_cut(kRowGroups, kTurns, kTokens);
+  /// Whether a block's x is waited for while the block before multiplies.
+  static constexpr bool kWaitsAhead = kRowGroups == 2 && kTurns == 1;
 
   // Bytes of a stage.
   /// A stage of x has several blocks if they are small: one thread issues a copy in about 200
@@ -109,12 +115,12 @@ struct GemmWgmma {
   static constexpr int kTotalBytes = kTokens * kTotalStride * 4;
   static constexpr int kStagedStride = 64 * 2;  ///< bytes of a token's rounded outputs
 
-  /// Of a multiprocessor's 228 KiB; the system takes one for each CTA, and the barriers less than
-  /// one.
+  /// Of a multiprocessor's 228 KiB; the system takes one for each CTA, and what is small less than
+  /// two.
   static constexpr int kSharedLimit = 228 * 1024 / kResident - 1024;
   static constexpr int kFixedBytes =
       kTurns * (kWordStages * kWordBytes + kScaleStages * (kMantissaBytes + kUnitBytes)) +
-      kRowGroups * kTotalBytes + 1024;
+      kRowGroups * kTotalBytes + 2048;
   /// A slice goes round the ring a whole number of times, so that a block's place is a constant.
   static constexpr int kXStagesFitting = (kSharedLimit - kFixedBytes) / (kTurns * kXBytes);
   static constexpr int kSliceStages = kBlocks / kStageBlocks;
@@ -135,8 +141,13 @@ struct GemmWgmma {
   static constexpr int kUnitOffset = kMantissaOffset + kTurns * kScaleStages * kMantissaBytes;
   static constexpr int kBarrierOffset = kUnitOffset + kTurns * kScaleStages * kUnitBytes;
   static constexpr int kTurnBarriers = 2 * (kXStages + kWordStages + kScaleStages);
-  static constexpr int kBarriers = kTurns * kTurnBarriers + 2;
-  static constexpr int kTotalOffset = (kBarrierOffset + kBarriers * 8 + 127) / 128 * 128;
+  static constexpr int kBarriers = kTurns * kTurnBarriers + 3;
+  static constexpr int kCutOffset = kBarrierOffset + kBarriers * 8;  ///< GemmWgmmaCut
+  static constexpr int kEpilogueOffset = kCutOffset + 16;  ///< of each 64 rows: scales of x, biases
+  static constexpr int kEpilogueBytes = (kTokens + 64) * 4;
+  static constexpr int kTotalOffset =
+      (kEpilogueOffset + kRowGroups * kEpilogueBytes + 127) / 128 * 128;
+  static constexpr int kHandedBytes = 64 * kTokens * 4;  ///< totals of 64 rows
   static constexpr int kSharedBytes = kTotalOffset + kRowGroups * kTotalBytes;
 };
 
@@ -174,73 +185,119 @@ struct GemmWgmmaRings {
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
-/// Converter `warp` turns scales of the CTA's tiles into mantissas and units. They arrive by
+/// A CTA's part of the tiles that are cut: from a slice of one tile up to a slice of another.
+struct GemmWgmmaCut {
+  unsigned first, begin;  ///< the first tile, and its first slice
+  unsigned last, end;     ///< the last tile, and the slice after its last one; end = 0: no part
+
+  __device__ GemmWgmmaCut(const TileShares& shares, unsigned slices) : first(0), end(0) {
+    const unsigned count = shares.units + (blockIdx.x < shares.rest ? 1 : 0);
+    if (count == 0) return;
+    const unsigned unit = blockIdx.x * shares.units + min(blockIdx.x, shares.rest);
+    first = shares.whole + unit / slices, begin = unit % slices;
+    last = shares.whole + (unit + count - 1) / slices, end = (unit + count - 1) % slices + 1;
+  }
+};
+
+/// What a CTA computes, piece by piece: slices [begin, end) of a tile. First its whole tiles; then
+/// of those that are cut what it begins, what it has whole, and what the CTA before it began. So
+/// that is long there when it is wanted; and a CTA waits for one that started before it, and that
+/// does not wait first.
+template <bool kCuts>
+struct GemmWgmmaPieces {
+  const GemmWgmmaCut& cut;  ///< in shared memory: divisions and registers are dear
+  unsigned whole, slices;
+  unsigned tile, begin, end;
+
+  __device__ GemmWgmmaPieces(const TileShares& shares, const GemmWgmmaCut& cut_, unsigned slices_)
+      : cut(cut_), whole(shares.whole), slices(slices_), tile(blockIdx.x), begin(0), end(slices_) {
+    if (tile >= whole) go_on_with_cut();
+  }
+  __device__ explicit operator bool() const { return end != 0; }
+  __device__ void advance() {
+    if (!kCuts || tile < whole) {
+      tile += gridDim.x;
+      if (tile >= whole) go_on_with_cut();
+    } else if (tile == cut.first) {
+      end = 0;
+    } else {
+      --tile, begin = tile == cut.first ? cut.begin : 0, end = slices;
+    }
+  }
+  __device__ void go_on_with_cut() {
+    if constexpr (kCuts) {
+      tile = cut.last, end = cut.end;
+      begin = tile == cut.first ? cut.begin : 0;
+    } else {
+      end = 0;
+    }
+  }
+  __device__ bool is_last() const {
+    return !kCuts || tile < whole ? tile + gridDim.x >= whole && (!kCuts || cut.end == 0)
+                                  : tile == cut.first;
+  }
+  /// Whether another CTA began the tile, and whether another finishes it.
+  __device__ bool resumes() const { return kCuts && begin > 0; }
+  __device__ bool hands_over() const { return kCuts && end < slices; }
+};
+
+/// Converter `warp` turns scales of the CTA's pieces into mantissas and units. They arrive by
 /// cp.async where the mantissas will be. A turn has one converter, as its ring is waited for in
 /// order.
 template <class Plan>
-__device__ inline void convert_scales(const GemmParams& params, char* shared,
-                                      std::uint32_t barriers, unsigned tiles, unsigned row_tiles,
+__device__ inline void convert_scales(const GemmParams& params, GemmWgmmaPieces<Plan::kCuts> pieces,
+                                      char* shared, std::uint32_t barriers, unsigned row_tiles,
                                       unsigned warp) {
   constexpr int kRowBytes = Plan::kScales * 2;
   const unsigned lane = threadIdx.x % kWarpSize;
   const bool aligned = scales_are_aligned<kRowBytes>(params.scales, params.scales_stride);
-  // Walks over the slices of the tiles, and over the stages of their turns.
-  struct Walk {
-    unsigned tile, slice, turn, parities, stages;  // a bit or a byte of the last two for each turn
-
-    __device__ unsigned stage() const { return stages >> 8 * turn & 0xff; }
-    __device__ unsigned parity() const { return parities >> turn & 1; }
-    __device__ void advance(unsigned slices) {
-      if (stage() + 1 == Plan::kScaleStages) {
-        stages &= ~(0xffu << 8 * turn), parities ^= 1u << turn;
-      } else {
-        stages += 1u << 8 * turn;
-      }
-      if (++turn == Plan::kTurns) turn = 0;
-      if (++slice == slices) slice = 0, turn = 0, tile += gridDim.x;
+  // The slice that is fetched next, its turn, and where the rings of the turns are.
+  unsigned slice = pieces.begin, turn = 0;
+  unsigned parities = 0, stages = 0;  // a bit and a byte for each turn
+  const auto advance = [&] {
+    if ((stages >> 8 * turn & 0xff) + 1 == Plan::kScaleStages) {
+      stages &= ~(0xffu << 8 * turn), parities ^= 1u << turn;
+    } else {
+      stages += 1u << 8 * turn;
+    }
+    if (++turn == Plan::kTurns) turn = 0;
+    if (++slice == pieces.end) {
+      pieces.advance();
+      slice = pieces.begin, turn = 0;
     }
   };
-  const auto place = [](const Walk& walk) {
-    return static_cast<int>(walk.turn * Plan::kScaleStages + walk.stage());
-  };
-  const auto fetch = [&](const Walk& walk) {
-    char* target = shared + Plan::kMantissaOffset + place(walk) * Plan::kMantissaBytes;
-    const unsigned first = walk.slice * Plan::kScales;
-    const unsigned count = params.k / Plan::kGroup - first;
+  // Fetches the converter's next slice. Its place in the rings, [turn][stage]; or -1.
+  const auto fetch_next = [&] {
+    while (pieces && turn % Plan::kConverters != warp) advance();
+    int place = -1;
+    if (pieces) {
+      const unsigned stage = stages >> 8 * turn & 0xff;
+      place = static_cast<int>(turn * Plan::kScaleStages + stage);
+      wait_for_barrier(GemmWgmmaRings<Plan>(barriers, turn).scales.empty + stage * 8,
+                       (parities >> turn & 1) ^ 1);
+      char* target = shared + Plan::kMantissaOffset + place * Plan::kMantissaBytes;
+      const unsigned first = slice * Plan::kScales;
+      const unsigned count = params.k / Plan::kGroup - first;
+      const unsigned row0 = pieces.tile % row_tiles * Plan::kRows;
 #pragma unroll 1
-    for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
-      // Rows past N repeat the last one; they are not stored.
-      const unsigned n = min(walk.tile % row_tiles * Plan::kRows + row, params.n - 1);
-      const __half* source = params.scales + std::uint64_t{n} * params.scales_stride + first;
-      char* own = target + row * kRowBytes;
-      fetch_row_scales<Plan::kScales>(own, source, count, aligned);
-    }
-  };
-  // To the converter's next slice, from `walk` itself on.
-  const auto find = [&](Walk& walk) {
-    while (walk.tile < tiles && walk.turn % Plan::kConverters != warp) walk.advance(params.slices);
-  };
-  const auto fetch_next = [&](const Walk& walk) {
-    if (walk.tile < tiles) {
-      const GemmWgmmaRings<Plan> rings(barriers, walk.turn);
-      wait_for_barrier(rings.scales.empty + walk.stage() * 8, walk.parity() ^ 1);
-      fetch(walk);
+      for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
+        // Rows past N repeat the last one; they are not stored.
+        const unsigned n = min(row0 + row, params.n - 1);
+        const __half* source = params.scales + std::uint64_t{n} * params.scales_stride + first;
+        fetch_row_scales<Plan::kScales>(target + row * kRowBytes, source, count, aligned);
+      }
+      advance();
     }
     ptx::cp_async_commit();  // of nothing at the end: the count of groups stays right
+    return place;
   };
-  Walk done{blockIdx.x, 0, 0, 0, 0};
-  find(done);
-  Walk ahead = done;
-  fetch_next(ahead);
+  int done = fetch_next();
 #pragma unroll 1
-  for (; done.tile < tiles; done = ahead) {
-    ahead.advance(params.slices);
-    find(ahead);
-    fetch_next(ahead);
+  while (done >= 0) {
+    const int ahead = fetch_next();
     ptx::cp_async_wait<1>();
-    char* mantissas = shared + Plan::kMantissaOffset + place(done) * Plan::kMantissaBytes;
-    float* units =
-        reinterpret_cast<float*>(shared + Plan::kUnitOffset + place(done) * Plan::kUnitBytes);
+    char* mantissas = shared + Plan::kMantissaOffset + done * Plan::kMantissaBytes;
+    float* units = reinterpret_cast<float*>(shared + Plan::kUnitOffset + done * Plan::kUnitBytes);
     unsigned wide_groups = 0;
 #pragma unroll 1
     for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
@@ -251,9 +308,10 @@ __device__ inline void convert_scales(const GemmParams& params, char* shared,
     __syncwarp();
     if (lane == 0) {
       reinterpret_cast<unsigned*>(units)[Plan::kRows] = wide_groups;
-      ptx::mbarrier_arrive(GemmWgmmaRings<Plan>(barriers, done.turn).scales.full +
-                           done.stage() * 8);
+      ptx::mbarrier_arrive(GemmWgmmaRings<Plan>(barriers, done / Plan::kScaleStages).scales.full +
+                           done % Plan::kScaleStages * 8);
     }
+    done = ahead;
   }
 }
 
@@ -276,50 +334,61 @@ __device__ inline bool stores_vectors(const GemmParams& params) {
          params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
 }
 
-/// Brings scales and biases to the L1 cache a slice before stage_outputs wants them.
+/// A warpgroup starts to fetch what stage_outputs wants for 64 rows: [token] scales of x, then
+/// [row] biases.
 template <class Plan>
-__device__ inline void touch_epilogue(const GemmParams& params, unsigned n0, unsigned m0) {
-  constexpr unsigned kSector = 8;  // floats
-  const unsigned first = threadIdx.x % kWarpSize * kSector;
-  if (first < Plan::kTokens) ptx::touch(params.x_scales + min(m0 + first, params.m - 1));
-  if (params.bias != nullptr && first < 64) ptx::touch(params.bias + min(n0 + first, params.n - 1));
+__device__ inline void fetch_epilogue(const GemmParams& params, std::uint32_t to, unsigned n0,
+                                      unsigned m0) {
+  const unsigned thread = threadIdx.x % 128;
+#pragma unroll
+  for (unsigned token = thread; token < Plan::kTokens; token += 128) {
+    ptx::cp_async_4(to + token * 4, params.x_scales + min(m0 + token, params.m - 1));
+  }
+  if (params.bias != nullptr && thread < 64) {
+    ptx::cp_async_4(to + (Plan::kTokens + thread) * 4,
+                    params.bias + min(n0 + thread, params.n - 1));
+  }
+  ptx::cp_async_commit();
 }
 
 /// Scales, biases and rounds a warpgroup's totals, the C fragment `value`, and puts them in shared
 /// memory as [token][row] of 2 bytes, where 16-byte columns of a token are swizzled by token % 8.
+/// `operands`: what fetch_epilogue fetches.
 template <class Plan, int kValues>
-__device__ inline void stage_outputs(const GemmParams& params, char* staged,
-                                     const float (&value)[kValues], unsigned n0, unsigned m0) {
+__device__ inline void stage_outputs(const GemmParams& params, char* staged, const float* operands,
+                                     const float (&value)[kValues]) {
   const unsigned lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const unsigned g = lane / 4, t = lane % 4;
-  float scales[kValues / 2];
-#pragma unroll
-  for (int i = 0; i < kValues / 2; ++i) {
-    scales[i] = params.x_scales[min(m0 + i / 2 * 8 + 2 * t + i % 2, params.m - 1)];
-  }
-  const unsigned n = n0 + warp * 16 + g;
-  const bool has_bias = params.bias != nullptr;
-  const float bias0 = has_bias ? params.bias[min(n, params.n - 1)] : 0.0f;
-  const float bias1 = has_bias ? params.bias[min(n + 8, params.n - 1)] : 0.0f;
-  const auto finish = [&](int i) {
-    const float scale = scales[i / 4 * 2 + i % 2];
-    return has_bias ? __fmaf_rn(value[i], scale, i % 4 < 2 ? bias0 : bias1)
-                    : __fmul_rn(value[i], scale);
-  };
   // Lane i gives where column (token) i % 8 of matrix i / 8 goes: rows, rows + 8, of two blocks of
   // 8 tokens.
   const unsigned column = (2 * warp + lane / 8 % 2) ^ lane % 8;
   const std::uint32_t address =
       ptx::shared_address(staged) + (lane / 16 * 8 + lane % 8) * Plan::kStagedStride + column * 16;
-  ptx::named_barrier_sync(1 + threadIdx.x / 128, 128);  // all have read their totals
+  ptx::cp_async_wait<0>();
+  ptx::named_barrier_sync(1 + threadIdx.x / 128, 128);  // and all have read their totals
+  // Without a bias, a fused add of -0 is the rounded product.
+  const float* biases = operands + Plan::kTokens + warp * 16 + g;
+  const bool has_bias = params.bias != nullptr;
+  const float bias[2] = {has_bias ? biases[0] : -0.0f, has_bias ? biases[8] : -0.0f};
+  const auto stage = [&](auto type) {
 #pragma unroll
-  for (int i = 0; i < kValues; i += 8) {
-    std::uint32_t pairs[4];
+    for (int i = 0; i < kValues; i += 8) {
+      std::uint32_t pairs[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      pairs[j] = round_pair(params.y_type, finish(i + 2 * j), finish(i + 2 * j + 1));
+      for (int j = 0; j < 4; ++j) {
+        const float2 scale =
+            *reinterpret_cast<const float2*>(operands + (i / 4 + j / 2) * 8 + 2 * t);
+        pairs[j] =
+            round_pair(decltype(type)::value, __fmaf_rn(value[i + 2 * j], scale.x, bias[j % 2]),
+                       __fmaf_rn(value[i + 2 * j + 1], scale.y, bias[j % 2]));
+      }
+      ptx::stmatrix_x4_transposed(address + i / 8 * 16 * Plan::kStagedStride, pairs);
     }
-    ptx::stmatrix_x4_transposed(address + i / 8 * 16 * Plan::kStagedStride, pairs);
+  };
+  if (params.y_type == DataType::kBFloat16) {
+    stage(std::integral_constant<DataType, DataType::kBFloat16>{});
+  } else {
+    stage(std::integral_constant<DataType, DataType::kFloat16>{});
   }
 }
 
@@ -359,6 +428,563 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
   }
 }
 
+/// One thread brings words, by slices, and x, by stages, of the CTA's pieces.
+template <class Plan>
+__device__ inline void copy_operands(GemmWgmmaPieces<Plan::kCuts> pieces, const CUtensorMap& x_map,
+                                     const CUtensorMap& bits_map, std::uint32_t base,
+                                     std::uint32_t barriers, unsigned row_tiles) {
+  constexpr int kTurns = Plan::kTurns;
+  ptx::prefetch_tensor_map(&bits_map);
+  ptx::prefetch_tensor_map(&x_map);
+  unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
+  unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
+  for (; pieces; pieces.advance()) {
+    const unsigned n0 = pieces.tile % row_tiles * Plan::kRows;
+    const unsigned m0 = pieces.tile / row_tiles * Plan::kTokens;
+    for (unsigned first = pieces.begin; first < pieces.end; first += kTurns) {
+#pragma unroll
+      for (unsigned turn = 0; turn < kTurns; ++turn) {
+        if (first + turn >= pieces.end) break;
+        const GemmWgmmaRings<Plan> rings(barriers, turn);
+        const std::uint32_t full = rings.words.full + word_stage[turn] * 8;
+        wait_for_barrier(rings.words.empty + word_stage[turn] * 8, word_parity[turn] ^ 1);
+        ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
+        ptx::tensor_copy_2d(base + Plan::kWordOffset +
+                                (turn * Plan::kWordStages + word_stage[turn]) * Plan::kWordBytes,
+                            &bits_map, (first + turn) * 32, n0, full);
+        if (++word_stage[turn] == Plan::kWordStages) word_stage[turn] = 0, word_parity[turn] ^= 1;
+      }
+      // After the first words; it does not wait again. Past K both words and x are zeros.
+      ptx::wait_for_dependencies();
+#pragma unroll 1
+      for (unsigned block = 0; block < Plan::kBlocks; block += Plan::kStageBlocks) {
+#pragma unroll
+        for (unsigned turn = 0; turn < kTurns; ++turn) {
+          if (first + turn >= pieces.end) break;
+          const GemmWgmmaRings<Plan> rings(barriers, turn);
+          const std::uint32_t full = rings.x.full + x_stage[turn] * 8;
+          wait_for_barrier(rings.x.empty + x_stage[turn] * 8, x_parity[turn] ^ 1);
+          ptx::mbarrier_arrive_expect_tx(full, Plan::kXBytes);
+          ptx::tensor_copy_3d(
+              base + Plan::kXOffset + (turn * Plan::kXStages + x_stage[turn]) * Plan::kXBytes,
+              &x_map, 0, m0, (first + turn) * Plan::kBlocks + block, full);
+          if (++x_stage[turn] == Plan::kXStages) x_stage[turn] = 0, x_parity[turn] ^= 1;
+        }
+      }
+    }
+  }
+}
+
+/// Writes the CTA's tiles but the last, and moves totals of tiles that are cut. `writer`: of the
+/// Plan::kWriters warps. `taken`: the barrier of totals that the CTA before hands over.
+template <class Plan>
+__device__ inline void store_tiles(const GemmParams& params, const TileShares& shares,
+                                   GemmWgmmaPieces<Plan::kCuts> pieces, char* shared,
+                                   Ring<1> total_ring, std::uint32_t taken, unsigned row_tiles,
+                                   unsigned writer) {
+  constexpr unsigned kHandedFloats = Plan::kRowGroups * Plan::kHandedBytes / 4;
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const bool packed = stores_vectors(params);
+  const std::uint32_t totals = ptx::shared_address(shared + Plan::kTotalOffset);
+  for (; pieces; pieces.advance()) {
+    if (pieces.resumes() && writer == 0 && lane == 0) {
+      total_ring.wait_empty();
+      std::uint32_t* flag = shares.flags + blockIdx.x - 1;
+      while (ptx::load_acquire(flag) == 0) {
+      }
+      *flag = 0;  // as it was found
+      ptx::fence_proxy_async();
+      ptx::mbarrier_arrive_expect_tx(taken, kHandedFloats * 4);
+      const float* from = shares.totals + std::size_t{blockIdx.x - 1} * kHandedFloats;
+#pragma unroll 1
+      for (int part = 0; part < Plan::kRowGroups; ++part) {
+        ptx::bulk_copy(totals + part * Plan::kTotalBytes, from + part * (Plan::kHandedBytes / 4),
+                       Plan::kHandedBytes, taken);
+      }
+    }
+    if (pieces.hands_over()) {
+      total_ring.wait_full();
+      if (writer == 0 && lane == 0) {
+        float* to = shares.totals + std::size_t{blockIdx.x} * kHandedFloats;
+#pragma unroll 1
+        for (int part = 0; part < Plan::kRowGroups; ++part) {
+          ptx::bulk_store(to + part * (Plan::kHandedBytes / 4), totals + part * Plan::kTotalBytes,
+                          Plan::kHandedBytes);
+        }
+        ptx::bulk_commit();
+        ptx::bulk_wait();
+        ptx::store_release(shares.flags + blockIdx.x, 1);
+      }
+    } else {
+      if (pieces.is_last()) break;
+      total_ring.wait_full();
+#pragma unroll 1
+      for (int part = 0; part < Plan::kRowGroups; ++part) {
+        store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
+                         pieces.tile % row_tiles * Plan::kRows + part * 64,
+                         pieces.tile / row_tiles * Plan::kTokens, writer, Plan::kWriters);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(total_ring.empty_barrier());
+    total_ring.advance();
+  }
+}
+
+/// A warpgroup that multiplies: its thread's registers, and the steps of a slice. All is inlined.
+template <class Plan>
+struct GemmWgmmaMultiplier {
+  static constexpr int kGroup = Plan::kGroup;
+  static constexpr int kTurns = Plan::kTurns;
+  static constexpr int kValues = Plan::kTokens / 2;  ///< C fragment of 64 x kTokens
+  static constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  ///< blocks of a dot
+  static constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       ///< of a block
+  static constexpr int kSteps = 4 / kDots;                            ///< of a dot in a block
+  static constexpr int kSets = Plan::kTwoDots ? 2 : 1;
+
+  // Where it is.
+  const GemmParams& params;
+  char* shared;
+  unsigned lane, warp, warpgroup;
+  unsigned part, turn;     ///< which rows; and which slices
+  unsigned row0;           ///< of the tile; and row0 + 8
+  unsigned lane_offset;    ///< of its words in a stage
+  std::uint64_t x_stages;  ///< the descriptor of the turn's first stage of x
+  GemmWgmmaRings<Plan> rings;
+  unsigned x_parity = 0;
+  int x_first = 0;  ///< stage of x of the next round
+
+  // What it multiplies.
+  std::uint32_t next_words[2];       ///< of the next block, for rows row0 and row0 + 8
+  std::uint32_t signs[kSets][2][8];  ///< operand A of a block
+  std::int32_t dots[kSets][kValues];
+  std::int32_t sum[kValues];  ///< of a slice
+  float total[kValues];       ///< the first are kept here, the others in shared memory
+
+  // What goes with a slice: its rows' mantissas, those of the first dot, units, and whether a row
+  // of the warpgroup is wide; the same for its warps, which multiply together.
+  const std::int16_t* mantissas = nullptr;
+  std::int32_t first_mantissas[2] = {};
+  const float* units = nullptr;
+  bool any_wide = false;
+  std::int32_t last_mantissas[2] = {};  ///< of a dot that is still to be added, dots[1]
+
+  __device__ __forceinline__ GemmWgmmaMultiplier(const GemmParams& params_, char* shared_,
+                                                 std::uint32_t base, std::uint32_t barriers,
+                                                 unsigned lane_, unsigned warp_,
+                                                 unsigned warpgroup_)
+      : params(params_),
+        shared(shared_),
+        lane(lane_),
+        warp(warp_),
+        warpgroup(warpgroup_),
+        part(warpgroup / kTurns),
+        turn(warpgroup % kTurns),
+        row0(part * 64 + warp * 16 + lane / 4),
+        // A block's column is swizzled by row % 8 = lane / 4.
+        lane_offset(Plan::kWordOffset + turn * Plan::kWordStages * Plan::kWordBytes + row0 * 128 +
+                    lane / 4 * 16 + lane_word_offset<kGroup>(lane % 4)),
+        x_stages(
+            ptx::descriptor_128b(base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes)),
+        rings(barriers, turn) {}
+
+  __device__ __forceinline__ char* totals() const {
+    return shared + Plan::kTotalOffset + part * Plan::kTotalBytes;
+  }
+
+  __device__ __forceinline__ void load_words(unsigned block) {
+    const char* from = shared + (lane_offset + rings.words.stage * Plan::kWordBytes ^ block * 16);
+    next_words[0] = lane_word<kGroup>(from, lane % 4);
+    next_words[1] = lane_word<kGroup>(from + 8 * 128, lane % 4);
+  }
+  /// The first words of the next slice.
+  __device__ __forceinline__ void load_next_slice_words() {
+    rings.words.advance();
+    rings.words.wait_full();
+    load_words(0);
+  }
+  __device__ __forceinline__ void expand(std::uint32_t (&to)[2][8]) {
+    expand_lane_word<kGroup>(next_words[0], to[0]);
+    expand_lane_word<kGroup>(next_words[1], to[1]);
+  }
+
+  /// Of a block in a stage.
+  __device__ __forceinline__ std::uint64_t x_descriptor(int stage, int block) const {
+    return ptx::descriptor_at(
+        x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
+  }
+  __device__ __forceinline__ void wait_for_x(int stage, unsigned parity) const {
+    wait_for_barrier(rings.x.full + stage * 8, parity);
+  }
+  /// If `block` is the last of a stage.
+  __device__ __forceinline__ void give_up_x(int stage, int block) const {
+    if ((block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
+      ptx::mbarrier_arrive(rings.x.empty + stage * 8);
+    }
+  }
+
+  /// Starts the products of a dot, or of its part in a block. `x`: of the block, `a`: expanded.
+  __device__ __forceinline__ void start(std::int32_t (&dot)[kValues],
+                                        const std::uint32_t (&a)[2][8], std::uint64_t x, int part,
+                                        bool adds) const {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int step = part * kSteps + i;
+      const std::uint32_t own[4] = {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1],
+                                    a[1][2 * step + 1]};
+      ptx::WgmmaS8<Plan::kTokens>::run(dot, own, ptx::descriptor_at(x, 32 * step), i > 0 || adds);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Starts the first dot of a slice, while the slice before is finished. No product is in flight
+  /// at the end of a loop, nor where branches meet: ptxas would wait for each (C7514). Without
+  /// `any` slice it multiplies what lies there, and nobody reads it.
+  __device__ __forceinline__ void start_slice(bool any) {
+    if (any) wait_for_x(x_first, x_parity);
+    start(dots[0], signs[0], x_descriptor(x_first, 0), 0, false);
+    if (any && (kDots == 1 || Plan::kTwoDots)) load_words(1);
+  }
+
+  __device__ __forceinline__ bool has_wide_row() const {
+    return (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
+  }
+  __device__ __forceinline__ void take_scales() {
+    rings.scales.wait_full();
+    const unsigned stage = turn * Plan::kScaleStages + rings.scales.stage;
+    mantissas = reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
+                                                      stage * Plan::kMantissaBytes) +
+                row0 * Plan::kScales;
+    first_mantissas[0] = mantissas[0], first_mantissas[1] = mantissas[8 * Plan::kScales];
+    units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset + stage * Plan::kUnitBytes);
+    any_wide = has_wide_row();
+  }
+
+  /// For the x of a slice's second block, while the first multiplies.
+  __device__ __forceinline__ void wait_for_second_x() const {
+    if (Plan::kWaitsAhead && kDots == 1 && Plan::kStageBlocks == 1) {
+      wait_for_x(x_first + 1, x_parity);
+    }
+  }
+
+  /// The first slice's first dot.
+  __device__ __forceinline__ void begin() {
+    start_slice(true);
+    take_scales();
+    wait_for_second_x();
+    ptx::wgmma_wait<0>(dots[0]);
+  }
+
+  /// All of a slice, whose first dot is there: leaves its sums, and the first block of the next
+  /// one, if there is `more`, expanded. `kWide`: with wide rows. That is a copy of its own: a
+  /// branch for each block would cost the allocation of registers dearly.
+  template <bool kWide>
+  __device__ __forceinline__ void multiply(bool more) {
+    constexpr int kRoundBlocks = Plan::kRoundStages * Plan::kStageBlocks;
+    static_assert(kRoundBlocks % kDotBlocks == 0, "a round ends with a dot");
+    bool wide_row[2] = {};
+    if constexpr (kWide) wide_row[0] = units[row0] == 0, wide_row[1] = units[row0 + 8] == 0;
+    // Without a loop over rounds, the first dot sets the sum.
+    constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
+    if constexpr (!kOneRound) {
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) sum[v] = 0;
+    }
+    std::int32_t(&dot)[kValues] = dots[0];
+#pragma unroll 1
+    for (unsigned first = 0; first < Plan::kBlocks; first += kRoundBlocks) {
+#pragma unroll(kWide ? 1 : kRoundBlocks)
+      for (int block = 0; block < kRoundBlocks; ++block) {
+        const int stage = x_first + block / Plan::kStageBlocks;
+        const bool ends = block + 1 == kRoundBlocks && first + kRoundBlocks == Plan::kBlocks;
+#pragma unroll
+        for (int part = 0; part < kDots; ++part) {
+          const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
+          const int index = block / kDotBlocks * kDots + part;
+          std::int32_t m[2] = {first_mantissas[0], first_mantissas[1]};
+          if (first + block + part > 0) {
+            if ((kWide || !Plan::kWaitsAhead) && part == 0 && block % Plan::kStageBlocks == 0) {
+              wait_for_x(stage, x_parity);
+            }
+            start(dot, signs[0], x_descriptor(stage, block), part, block % kDotBlocks > 0);
+            // While it multiplies: what comes next from shared memory.
+            if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
+            if (part == kDots - 1) {
+              if (!ends) {
+                load_words(first + block + 1);
+              } else if (more) {
+                load_next_slice_words();
+              }
+              if constexpr (Plan::kWaitsAhead && !kWide) {
+                // For the next block's x, if it is of this slice. The last block's own is there.
+                const bool over = block + 1 == kRoundBlocks;
+                if (over && Plan::kRounds > 1) {
+                  wait_for_x(ends ? stage : 0, x_parity ^ (ends ? 0 : 1));
+                } else if (!over && (block + 1) % Plan::kStageBlocks == 0) {
+                  wait_for_x(stage + 1, x_parity);
+                }
+              }
+            }
+            ptx::wgmma_wait<0>(dot);
+          }
+          if (part == kDots - 1) {
+            give_up_x(stage, block);
+            expand(signs[0]);
+          }
+          if (!whole) continue;
+          if constexpr (kWide) {
+            add_with_wide<0>(sum, dot, m[0], wide_row[0]);
+            add_with_wide<1>(sum, dot, m[1], wide_row[1]);
+          } else {
+#pragma unroll
+            for (int v = 0; v < kValues; ++v) {
+              sum[v] = m[v % 4 / 2] * dot[v] + (kOneRound && index == 0 ? 0 : sum[v]);
+            }
+          }
+        }
+      }
+      if constexpr (Plan::kXStages > Plan::kRoundStages) x_first += Plan::kRoundStages;
+      if (x_first == Plan::kXStages || Plan::kXStages == Plan::kRoundStages) {
+        x_first = 0, x_parity ^= 1;
+      }
+      mantissas += kRoundBlocks * kDots / kDotBlocks;
+    }
+    if constexpr (kWide) {  // floats, all of them
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) {
+        if (!wide_row[v % 4 / 2]) sum[v] = __float_as_int(static_cast<float>(sum[v]));
+      }
+    }
+  }
+
+  /// The same of a narrow slice with two dots, all unrolled: a piece is a dot's part in a block,
+  /// and the next one multiplies while one is added up. The last dot is left to add_last_dot.
+  __device__ __forceinline__ void multiply_overlapped(bool more) {
+    constexpr int kPieces = Plan::kBlocks * kDots;
+    const int slice_first = x_first;
+    const unsigned slice_parity = x_parity;
+    const auto stage_of = [&](int block) {
+      const int stage = block / Plan::kStageBlocks;
+      return Plan::kRounds > 1 ? stage % Plan::kXStages : slice_first + stage;
+    };
+    // Starts a piece in the dot that is free; after the last one, all but that.
+    const auto start_piece = [&](int piece) {
+      const int block = piece / kDots, part = piece % kDots;
+      if (part == 0) {
+        expand(signs[block % 2]);
+        if (block + 1 < Plan::kBlocks) {
+          load_words(block + 1);
+        } else if (block + 1 == Plan::kBlocks && more) {
+          load_next_slice_words();
+        }
+      }
+      if (piece == kPieces) {
+        if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
+        if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
+          x_first = 0, x_parity ^= 1;
+        }
+        x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
+        return;
+      }
+      const int stage = stage_of(block);
+      if (part == 0 && block % Plan::kStageBlocks == 0) {
+        const int round = block / Plan::kStageBlocks / Plan::kXStages;
+        wait_for_x(stage, slice_parity ^ (Plan::kRounds > 1 ? round & 1 : 0));
+      }
+      start(dots[piece / kDotBlocks % 2], signs[block % 2], x_descriptor(stage, block), part,
+            block % kDotBlocks > 0);
+    };
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int block = piece / kDots, index = piece / kDotBlocks;
+      const bool whole = (block + 1) % kDotBlocks == 0;
+      std::int32_t(&own)[kValues] = dots[index % 2];
+      start_piece(piece + 1);
+      std::int32_t m[2] = {};
+      if (piece == 0) {
+        m[0] = first_mantissas[0], m[1] = first_mantissas[1];
+      } else if (whole) {
+        m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
+      }
+      if (piece + 1 == kPieces) {
+        ptx::wgmma_wait<0>(own);
+      } else if (whole && piece > 0) {
+        ptx::wgmma_wait<1>(own);
+      } else if (piece > 0) {
+        ptx::wgmma_wait<1>();
+      }
+      if ((piece + 1) % kDots == 0) give_up_x(stage_of(block), block);
+      if (piece + 1 == kPieces) {
+        last_mantissas[0] = m[0], last_mantissas[1] = m[1];
+      } else if (whole) {
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+          sum[v] = m[v % 4 / 2] * own[v] + (index == 0 ? 0 : sum[v]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void no_last_dot() {
+    last_mantissas[0] = last_mantissas[1] = 0;
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) dots[1][v] = 0;
+  }
+  __device__ __forceinline__ void add_last_dot() {
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) sum[v] += last_mantissas[v % 4 / 2] * dots[1][v];
+  }
+
+  /// Barriers of the warpgroups that add up the same rows by turns; those before it are of one
+  /// each.
+  __device__ __forceinline__ unsigned turn_barrier(unsigned turn) const {
+    return 1 + Plan::kConsumers + part * kTurns + turn;
+  }
+
+  /// Leaves what goes with the slice, and takes that of the next one, if there is `more`. Its sums
+  /// are done, but for the units.
+  struct Units {
+    float factor[2];  ///< of rows row0 and row0 + 8; 1 for a wide row
+    bool floats;      ///< sums are floats
+  };
+  __device__ __forceinline__ Units exchange_scales(bool more) {
+    // Loaded here, after the products were issued: else ptxas puts the conversions between them.
+    const float unit[2] = {units[row0], units[row0 + 8]};
+    const Units own = {{unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]},
+                       has_wide_row()};
+    return own;
+  }
+
+  /// Adds a slice's sums to the totals. `begins`, `ends`: the first and the last slice of a piece,
+  /// which `resumes` what another CTA began, or `hands_over` what another finishes.
+  __device__ __forceinline__ void add_slice(const Units& of, unsigned slice, bool begins, bool ends,
+                                            bool resumes, bool hands_over, Ring<1>& total_ring,
+                                            std::uint32_t taken) {
+    resumes = resumes && begins;
+    hands_over = hands_over && ends;
+    // Writers have read the tile before from where totals or outputs go.
+    if (Plan::kRegisterTotals < kValues ? begins : ends) total_ring.wait_empty();
+    if (resumes) wait_for_barrier(taken, 0);
+    if (kTurns > 1 && slice > 0) {
+      ptx::named_barrier_sync(turn_barrier(turn), 256);  // the slice before is added
+    }
+    // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
+    // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
+    float4* own = reinterpret_cast<float4*>(totals()) + threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < kValues; i += 4) {
+      const bool is_shared = i >= Plan::kRegisterTotals;
+      if (is_shared || resumes) {
+        const float4 four = is_shared && slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
+        total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float value = of.floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
+        total[i + j] = __fmaf_rn(value, of.factor[j / 2], total[i + j]);
+      }
+      if ((is_shared && !ends) || hands_over) {
+        own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
+      }
+    }
+    if (!ends && kTurns > 1) ptx::named_barrier_arrive(turn_barrier((turn + 1) % kTurns), 256);
+  }
+
+  /// The totals of the tile at (n0, m0) are done: hands them to the writers, or writes them.
+  __device__ __forceinline__ void finish_tile(unsigned n0, unsigned m0, bool packed,
+                                              bool last_piece, const Ring<1>& total_ring) {
+    if (packed) {
+      stage_outputs<Plan>(params, totals(), epilogue_operands(), total);
+    } else {
+      ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
+      store_fragment<Plan>(totals(), total);
+    }
+    if (last_piece) {
+      // No main loop is left to hide the stores under: the warpgroup writes its own rows.
+      ptx::named_barrier_sync(1 + warpgroup, 128);
+      store_part<Plan>(params, totals(), packed, n0, m0, warp, 4);
+    } else {
+      give_totals(total_ring);
+    }
+  }
+  /// Gives the writers what lies where totals lie.
+  __device__ __forceinline__ void give_totals(const Ring<1>& total_ring) const {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
+  }
+  __device__ __forceinline__ float* epilogue_operands() const {
+    return reinterpret_cast<float*>(shared + Plan::kEpilogueOffset + part * Plan::kEpilogueBytes);
+  }
+
+  /// All of the CTA's pieces.
+  __device__ __forceinline__ void run(GemmWgmmaPieces<Plan::kCuts> pieces, Ring<1> total_ring,
+                                      std::uint32_t taken, unsigned row_tiles) {
+    const bool packed = stores_vectors(params);
+    const bool any = pieces && pieces.begin + turn < pieces.end;
+    if (any) {
+      rings.words.wait_full();
+      load_words(0);
+      expand(signs[0]);
+    }
+    ptx::wait_for_dependencies();
+    if (any) begin();
+
+    for (; pieces; pieces.advance()) {
+      const bool last_piece = pieces.is_last();
+      bool begins = true;
+#pragma unroll
+      for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
+#pragma unroll 1
+      for (unsigned slice = pieces.begin + turn; slice < pieces.end; slice += kTurns) {
+        const bool ends = slice + 1 == pieces.end;
+        const bool more = !last_piece || slice + kTurns < pieces.end;  // for this warpgroup
+        const std::uint32_t words_empty = rings.words.empty_barrier();
+        if (any_wide) {
+          multiply<true>(more);
+          if constexpr (Plan::kTwoDots) no_last_dot();
+        } else if constexpr (Plan::kTwoDots) {
+          multiply_overlapped(more);
+        } else {
+          multiply<false>(more);
+        }
+        if constexpr (Plan::kStartsAhead) start_slice(more);
+        if (ends && packed) {
+          fetch_epilogue<Plan>(params, ptx::shared_address(epilogue_operands()),
+                               pieces.tile % row_tiles * Plan::kRows + part * 64,
+                               pieces.tile / row_tiles * Plan::kTokens);
+        }
+        if constexpr (Plan::kTwoDots) add_last_dot();
+        __syncwarp();  // all lanes have read their words
+        if (lane == 0) ptx::mbarrier_arrive(words_empty);
+
+        const Units of = exchange_scales(more);
+        add_slice(of, slice, kTurns > 1 ? slice == 0 : begins, ends, pieces.resumes(),
+                  pieces.hands_over(), total_ring, taken);
+        begins = false;
+        if (ends) {
+          if (pieces.hands_over()) {
+            ptx::fence_proxy_async();
+            give_totals(total_ring);
+          } else {
+            finish_tile(pieces.tile % row_tiles * Plan::kRows + part * 64,
+                        pieces.tile / row_tiles * Plan::kTokens, packed, last_piece, total_ring);
+          }
+        }
+        if constexpr (!Plan::kStartsAhead) start_slice(more);
+        __syncwarp();  // all lanes have read the slice's mantissas and units
+        if (lane == 0) ptx::mbarrier_arrive(rings.scales.empty_barrier());
+        rings.scales.advance();
+        if (more) {
+          take_scales();
+          wait_for_second_x();
+        }
+        ptx::wgmma_wait<0>(dots[0]);
+      }
+      total_ring.advance();
+    }
+  }
+};
+
 #endif
 
 /// Grid: at most kResident CTAs a multiprocessor. Block: GemmWgmma::kThreads. Dynamic shared
@@ -368,7 +994,8 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
 template <int kRowGroups, int kTurns, int kTokens, int kGroup>
 __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kThreads,
                                   GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kResident)
-    gemm_wgmma(const __grid_constant__ GemmParams params, const __grid_constant__ CUtensorMap x_map,
+    gemm_wgmma(const __grid_constant__ GemmParams params, const __grid_constant__ TileShares shares,
+               const __grid_constant__ CUtensorMap x_map,
                const __grid_constant__ CUtensorMap bits_map) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   using Plan = GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>;
@@ -381,8 +1008,11 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
 
   const std::uint32_t barriers = base + Plan::kBarrierOffset;
   const std::uint32_t total_barriers = barriers + kTurns * Plan::kTurnBarriers * 8;
-  Ring<1> total_ring{total_barriers, total_barriers + 8};
+  const Ring<1> total_ring{total_barriers, total_barriers + 8};
+  const std::uint32_t taken = total_barriers + 16;
+  auto& cut = *reinterpret_cast<GemmWgmmaCut*>(shared + Plan::kCutOffset);
 
+  if (Plan::kCuts && thread == 128) cut = GemmWgmmaCut(shares, params.slices);
   if (thread == 0) {
     constexpr unsigned kWarpsOfTurn = 4 * kRowGroups;
     for (unsigned turn = 0; turn < kTurns; ++turn) {
@@ -399,415 +1029,32 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
     }
     ptx::mbarrier_init(total_ring.full, kWarpsOfTurn);
     ptx::mbarrier_init(total_ring.empty, Plan::kWriters);
+    ptx::mbarrier_init(taken, 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   ptx::launch_dependents();
 
   const unsigned row_tiles = (params.n + Plan::kRows - 1) / Plan::kRows;
-  const unsigned tiles = row_tiles * ((params.m + kTokens - 1) / kTokens);
-  const bool packed = stores_vectors(params);
+  const GemmWgmmaPieces<Plan::kCuts> pieces(shares, cut, params.slices);
 
   if (warpgroup == Plan::kConsumers) {
     ptx::register_decrease<Plan::kProducerRegisters>();
     if (warp == 0) {
       if (lane != 0) return;
-      ptx::prefetch_tensor_map(&bits_map);
-      ptx::prefetch_tensor_map(&x_map);
-      unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
-      unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
-      for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const unsigned n0 = tile % row_tiles * Plan::kRows;
-        const unsigned m0 = tile / row_tiles * kTokens;
-        for (unsigned first = 0; first < params.slices; first += kTurns) {
-#pragma unroll
-          for (unsigned turn = 0; turn < kTurns; ++turn) {
-            if (first + turn >= params.slices) break;
-            const GemmWgmmaRings<Plan> rings(barriers, turn);
-            const std::uint32_t full = rings.words.full + word_stage[turn] * 8;
-            wait_for_barrier(rings.words.empty + word_stage[turn] * 8, word_parity[turn] ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
-            ptx::tensor_copy_2d(
-                base + Plan::kWordOffset +
-                    (turn * Plan::kWordStages + word_stage[turn]) * Plan::kWordBytes,
-                &bits_map, (first + turn) * 32, n0, full);
-            if (++word_stage[turn] == Plan::kWordStages)
-              word_stage[turn] = 0, word_parity[turn] ^= 1;
-          }
-          // After the first words; it does not wait again. Past K both words and x are zeros.
-          ptx::wait_for_dependencies();
-#pragma unroll 1
-          for (unsigned block = 0; block < Plan::kBlocks; block += Plan::kStageBlocks) {
-#pragma unroll
-            for (unsigned turn = 0; turn < kTurns; ++turn) {
-              if (first + turn >= params.slices) break;
-              const GemmWgmmaRings<Plan> rings(barriers, turn);
-              const std::uint32_t full = rings.x.full + x_stage[turn] * 8;
-              wait_for_barrier(rings.x.empty + x_stage[turn] * 8, x_parity[turn] ^ 1);
-              ptx::mbarrier_arrive_expect_tx(full, Plan::kXBytes);
-              ptx::tensor_copy_3d(
-                  base + Plan::kXOffset + (turn * Plan::kXStages + x_stage[turn]) * Plan::kXBytes,
-                  &x_map, 0, m0, (first + turn) * Plan::kBlocks + block, full);
-              if (++x_stage[turn] == Plan::kXStages) x_stage[turn] = 0, x_parity[turn] ^= 1;
-            }
-          }
-        }
-      }
+      copy_operands<Plan>(pieces, x_map, bits_map, base, barriers, row_tiles);
     } else if (warp <= Plan::kConverters) {
-      convert_scales<Plan>(params, shared, barriers, tiles, row_tiles, warp - 1);
+      convert_scales<Plan>(params, pieces, shared, barriers, row_tiles, warp - 1);
     } else {
-      // All tiles but the last.
       ptx::wait_for_dependencies();
-      for (unsigned tile = blockIdx.x; tile + gridDim.x < tiles; tile += gridDim.x) {
-        total_ring.wait_full();
-#pragma unroll 1
-        for (int part = 0; part < kRowGroups; ++part) {
-          store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
-                           tile % row_tiles * Plan::kRows + part * 64, tile / row_tiles * kTokens,
-                           warp - 1 - Plan::kConverters, Plan::kWriters);
-        }
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(total_ring.empty_barrier());
-        total_ring.advance();
-      }
+      store_tiles<Plan>(params, shares, pieces, shared, total_ring, taken, row_tiles,
+                        warp - 1 - Plan::kConverters);
     }
     return;
   }
-
   ptx::register_increase<Plan::kConsumerRegisters>();
-  const unsigned g = lane / 4, t = lane % 4;
-  const unsigned part = warpgroup / kTurns, turn = warpgroup % kTurns;  // rows; and which slices
-  const unsigned row0 = part * 64 + warp * 16 + g;                      // of the tile; and row0 + 8
-  char* totals = shared + Plan::kTotalOffset + part * Plan::kTotalBytes;
-  constexpr int kValues = kTokens / 2;  // a thread: C fragment of 64 x kTokens
-  GemmWgmmaRings<Plan> rings(barriers, turn);
-  const std::uint64_t x_stages =
-      ptx::descriptor_128b(base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes);
-
-  // The lane's words of the next block, for rows row0 and row0 + 8: loaded a block ahead. A block's
-  // column is swizzled by row % 8 = g.
-  const unsigned lane_offset = Plan::kWordOffset + turn * Plan::kWordStages * Plan::kWordBytes +
-                               row0 * 128 + g * 16 + lane_word_offset<kGroup>(t);
-  std::uint32_t next_words[2];
-  const auto load_words = [&](unsigned block) {
-    const char* from = shared + (lane_offset + rings.words.stage * Plan::kWordBytes ^ block * 16);
-    next_words[0] = lane_word<kGroup>(from, t);
-    next_words[1] = lane_word<kGroup>(from + 8 * 128, t);
-  };
-  constexpr int kSets = Plan::kTwoDots ? 2 : 1;
-  std::uint32_t signs[kSets][2][8];  // operand A of a block
-  const auto expand = [&](std::uint32_t(&to)[2][8]) {
-    expand_lane_word<kGroup>(next_words[0], to[0]);
-    expand_lane_word<kGroup>(next_words[1], to[1]);
-  };
-
-  constexpr int kDotBlocks = kGroup > 128 ? kGroup / 128 : 1;  // blocks of a dot
-  constexpr int kDots = kGroup < 128 ? 128 / kGroup : 1;       // of a block
-  constexpr int kSteps = 4 / kDots;                            // of a dot in a block
-  std::int32_t sum[kValues], dots[kSets][kValues];
-  std::int32_t(&dot)[kValues] = dots[0];
-  // Starts the products of a dot, or of its part in a block. `x`: of the block, `a`: expanded.
-  const auto start = [&](std::int32_t(&to)[kValues], const std::uint32_t(&a)[2][8], std::uint64_t x,
-                         int part, bool adds) {
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int step = part * kSteps + i;
-      const std::uint32_t own[4] = {a[0][2 * step], a[1][2 * step], a[0][2 * step + 1],
-                                    a[1][2 * step + 1]};
-      ptx::WgmmaS8<kTokens>::run(to, own, ptx::descriptor_at(x, 32 * step), i > 0 || adds);
-    }
-    ptx::wgmma_commit();
-  };
-
-  // What goes with a slice: its rows' mantissas, those of the first dot, units, and whether a row
-  // of the warpgroup is wide; the same for its warps, which multiply together.
-  const std::int16_t* mantissas = nullptr;
-  std::int32_t first_mantissas[2] = {};
-  const float* units = nullptr;
-  bool any_wide = false;
-  const auto take_scales = [&] {
-    rings.scales.wait_full();
-    const unsigned stage = turn * Plan::kScaleStages + rings.scales.stage;
-    mantissas = reinterpret_cast<const std::int16_t*>(shared + Plan::kMantissaOffset +
-                                                      stage * Plan::kMantissaBytes) +
-                row0 * Plan::kScales;
-    first_mantissas[0] = mantissas[0], first_mantissas[1] = mantissas[8 * Plan::kScales];
-    units = reinterpret_cast<const float*>(shared + Plan::kUnitOffset + stage * Plan::kUnitBytes);
-    any_wide = (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
-  };
-
-  unsigned x_parity = 0;
-  int x_first = 0;  // stage of the next round
-  // Starts the first dot of a slice, while the slice before is finished. No product is in flight at
-  // the end of a loop, nor where branches meet: ptxas would wait for each (C7514).
-  const auto start_slice = [&](bool any) {
-    if (any) wait_for_barrier(rings.x.full + x_first * 8, x_parity);
-    start(dot, signs[0], ptx::descriptor_at(x_stages, x_first * Plan::kXBytes), 0, false);
-    if (any && (kDots == 1 || Plan::kTwoDots)) load_words(1);
-  };
-  const bool any = blockIdx.x < tiles && turn < params.slices;
-  if (any) {
-    rings.words.wait_full();
-    load_words(0);
-    expand(signs[0]);
-  }
-  ptx::wait_for_dependencies();
-  if (any) {
-    start_slice(true);
-    take_scales();
-    ptx::wgmma_wait<0>(dot);
-  }
-  // Barriers of the warpgroups that add up the same rows by turns; those before it are of one each.
-  const auto turn_barrier = [](unsigned part, unsigned turn) {
-    return 1 + Plan::kConsumers + part * kTurns + turn;
-  };
-  float total[kValues];  // the first are kept here, the others in shared memory
-#pragma unroll
-  for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
-
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const bool last_tile = tile + gridDim.x >= tiles;
-#pragma unroll 1
-    for (unsigned slice = turn; slice < params.slices; slice += kTurns) {
-      const bool last = slice + 1 == params.slices;
-      const bool more = !last_tile || slice + kTurns < params.slices;  // for this warpgroup
-      const std::uint32_t words_empty = rings.words.empty_barrier();
-      if (last) {
-        touch_epilogue<Plan>(params, tile % row_tiles * Plan::kRows + part * 64,
-                             tile / row_tiles * kTokens);
-      }
-
-      // All of the slice; its first dot is there. `wide` has a copy of its own: a branch for each
-      // block would cost the allocation of registers dearly.
-      const auto multiply = [&](auto wide) {
-        constexpr bool kWide = decltype(wide)::value;
-        constexpr int kRoundBlocks = Plan::kRoundStages * Plan::kStageBlocks;
-        static_assert(kRoundBlocks % kDotBlocks == 0, "a round ends with a dot");
-        bool wide_row[2] = {};
-        if constexpr (kWide) wide_row[0] = units[row0] == 0, wide_row[1] = units[row0 + 8] == 0;
-        // Without a loop over rounds, the first dot sets the sum.
-        constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
-        if constexpr (!kOneRound) {
-#pragma unroll
-          for (int v = 0; v < kValues; ++v) sum[v] = 0;
-        }
-#pragma unroll 1
-        for (unsigned first = 0; first < Plan::kBlocks; first += kRoundBlocks) {
-#pragma unroll(kWide ? 1 : kRoundBlocks)
-          for (int block = 0; block < kRoundBlocks; ++block) {
-            const int stage = x_first + block / Plan::kStageBlocks;
-            const std::uint64_t x = ptx::descriptor_at(
-                x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
-            const bool ends = block + 1 == kRoundBlocks && first + kRoundBlocks == Plan::kBlocks;
-#pragma unroll
-            for (int part = 0; part < kDots; ++part) {
-              const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
-              const int index = block / kDotBlocks * kDots + part;
-              std::int32_t m[2] = {first_mantissas[0], first_mantissas[1]};
-              if (first + block + part > 0) {
-                if (part == 0 && block % Plan::kStageBlocks == 0) {
-                  wait_for_barrier(rings.x.full + stage * 8, x_parity);
-                }
-                start(dot, signs[0], x, part, block % kDotBlocks > 0);
-                // While it multiplies: what comes next from shared memory.
-                if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
-                if (part == kDots - 1) {
-                  if (!ends) {
-                    load_words(first + block + 1);
-                  } else if (more) {
-                    rings.words.advance();
-                    rings.words.wait_full();
-                    load_words(0);
-                  }
-                }
-                ptx::wgmma_wait<0>(dot);
-              }
-              if (part == kDots - 1) {
-                if ((block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
-                  ptx::mbarrier_arrive(rings.x.empty + stage * 8);
-                }
-                expand(signs[0]);
-              }
-              if (!whole) continue;
-              if constexpr (kWide) {
-                add_with_wide<0>(sum, dot, m[0], wide_row[0]);
-                add_with_wide<1>(sum, dot, m[1], wide_row[1]);
-              } else {
-#pragma unroll
-                for (int v = 0; v < kValues; ++v) {
-                  sum[v] = m[v % 4 / 2] * dot[v] + (kOneRound && index == 0 ? 0 : sum[v]);
-                }
-              }
-            }
-          }
-          if constexpr (Plan::kXStages > Plan::kRoundStages) x_first += Plan::kRoundStages;
-          if (x_first == Plan::kXStages || Plan::kXStages == Plan::kRoundStages) {
-            x_first = 0, x_parity ^= 1;
-          }
-          mantissas += kRoundBlocks * kDots / kDotBlocks;
-        }
-        if constexpr (kWide) {  // floats, all of them
-#pragma unroll
-          for (int v = 0; v < kValues; ++v) {
-            if (!wide_row[v % 4 / 2]) sum[v] = __float_as_int(static_cast<float>(sum[v]));
-          }
-        }
-      };
-      // The same of a narrow slice with two dots, all unrolled: a piece is a dot's part in a block,
-      // and the next one multiplies while one is added up. The last dot is left to be added, times
-      // last_mantissas.
-      std::int32_t last_mantissas[2] = {};
-      [[maybe_unused]] const auto multiply_overlapped = [&](auto& both) {
-        constexpr int kPieces = Plan::kBlocks * kDots;  // parts of dots in blocks
-        const int slice_first = x_first;
-        const unsigned slice_parity = x_parity;
-        const auto stage_of = [&](int block) {
-          const int stage = block / Plan::kStageBlocks;
-          return Plan::kRounds > 1 ? stage % Plan::kXStages : slice_first + stage;
-        };
-        // Starts a piece in the dot that is free; after the last one, all but that.
-        const auto start_piece = [&](int piece) {
-          const int block = piece / kDots, part = piece % kDots;
-          if (part == 0) {
-            expand(signs[block % 2]);
-            if (block + 1 < Plan::kBlocks) {
-              load_words(block + 1);
-            } else if (block + 1 == Plan::kBlocks && more) {
-              rings.words.advance();
-              rings.words.wait_full();
-              load_words(0);
-            }
-          }
-          if (piece == kPieces) {
-            if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
-            if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
-              x_first = 0, x_parity ^= 1;
-            }
-            x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
-            return;
-          }
-          const int stage = stage_of(block);
-          if (part == 0 && block % Plan::kStageBlocks == 0) {
-            const int round = block / Plan::kStageBlocks / Plan::kXStages;
-            wait_for_barrier(rings.x.full + stage * 8,
-                             slice_parity ^ (Plan::kRounds > 1 ? round & 1 : 0));
-          }
-          const std::uint64_t x = ptx::descriptor_at(
-              x_stages, stage * Plan::kXBytes + block % Plan::kStageBlocks * Plan::kBlockBytes);
-          start(both[piece / kDotBlocks % 2], signs[block % 2], x, part, block % kDotBlocks > 0);
-        };
-#pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          const int block = piece / kDots, index = piece / kDotBlocks;
-          const bool whole = (block + 1) % kDotBlocks == 0;
-          std::int32_t(&own)[kValues] = both[index % 2];
-          start_piece(piece + 1);
-          std::int32_t m[2] = {};
-          if (piece == 0) {
-            m[0] = first_mantissas[0], m[1] = first_mantissas[1];
-          } else if (whole) {
-            m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
-          }
-          if (piece + 1 == kPieces) {
-            ptx::wgmma_wait<0>(own);
-          } else if (whole && piece > 0) {
-            ptx::wgmma_wait<1>(own);
-          } else if (piece > 0) {
-            ptx::wgmma_wait<1>();
-          }
-          if ((piece + 1) % kDots == 0 && (block + 1) % Plan::kStageBlocks == 0 && lane == 0) {
-            ptx::mbarrier_arrive(rings.x.empty + stage_of(block) * 8);
-          }
-          if (piece + 1 == kPieces) {
-            last_mantissas[0] = m[0], last_mantissas[1] = m[1];
-          } else if (whole) {
-#pragma unroll
-            for (int v = 0; v < kValues; ++v) {
-              sum[v] = m[v % 4 / 2] * own[v] + (index == 0 ? 0 : sum[v]);
-            }
-          }
-        }
-      };
-      if (any_wide) {
-        multiply(std::true_type{});
-        if constexpr (Plan::kTwoDots) {  // it is added times 0
-#pragma unroll
-          for (int v = 0; v < kValues; ++v) dots[1][v] = 0;
-        }
-      } else if constexpr (Plan::kTwoDots) {
-        multiply_overlapped(dots);
-      } else {
-        multiply(std::false_type{});
-      }
-      if constexpr (Plan::kStartsAhead) start_slice(more);  // without more, nobody reads it
-      if constexpr (Plan::kTwoDots) {
-#pragma unroll
-        for (int v = 0; v < kValues; ++v) sum[v] += last_mantissas[v % 4 / 2] * dots[1][v];
-      }
-      __syncwarp();  // all lanes have read their words
-      if (lane == 0) ptx::mbarrier_arrive(words_empty);
-      // Loaded again, after the products were issued: else ptxas puts the conversions between them.
-      const float unit[2] = {units[row0], units[row0 + 8]};
-      const bool floats = (reinterpret_cast<const unsigned*>(units)[Plan::kRows] >> part & 1) != 0;
-
-      // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
-      // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
-      if (Plan::kRegisterTotals < kValues ? slice == 0 : last) {
-        total_ring.wait_empty();
-      }
-      if (kTurns > 1 && slice > 0) {
-        ptx::named_barrier_sync(turn_barrier(part, turn), 256);  // the slice before is added
-      }
-      const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
-      float4* own = reinterpret_cast<float4*>(totals) + thread % 128;
-#pragma unroll
-      for (int i = 0; i < kValues; i += 4) {
-        const bool shares = i >= Plan::kRegisterTotals;
-        if (shares) {
-          const float4 four = slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
-          total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float value = floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
-          total[i + j] = __fmaf_rn(value, factor[j / 2], total[i + j]);
-        }
-        if (shares && !last) {
-          own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
-        }
-      }
-      if (!last) {
-        if (kTurns > 1) ptx::named_barrier_arrive(turn_barrier(part, (turn + 1) % kTurns), 256);
-      } else {
-        const unsigned n0 = tile % row_tiles * Plan::kRows + part * 64;
-        const unsigned m0 = tile / row_tiles * kTokens;
-        if (packed) {
-          stage_outputs<Plan>(params, totals, total, n0, m0);
-        } else {
-          ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
-          store_fragment<Plan>(totals, total);
-        }
-        if (last_tile) {
-          // No main loop is left to hide the stores under: the warpgroup writes its own rows.
-          ptx::named_barrier_sync(1 + warpgroup, 128);
-          store_part<Plan>(params, totals, packed, n0, m0, warp, 4);
-        } else {
-          __syncwarp();
-          if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
-        }
-#pragma unroll
-        for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
-      }
-      if constexpr (!Plan::kStartsAhead) start_slice(more);
-      __syncwarp();  // all lanes have read the slice's mantissas and units
-      if (lane == 0) ptx::mbarrier_arrive(rings.scales.empty_barrier());
-      rings.scales.advance();
-      if (more) take_scales();
-      ptx::wgmma_wait<0>(dot);
-    }
-    total_ring.advance();
-  }
+  GemmWgmmaMultiplier<Plan>(params, shared, base, barriers, lane, warp, warpgroup)
+      .run(pieces, total_ring, taken, row_tiles);
 #endif
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "binary_gemm/kernels/tuning.h"
 #include "binary_gemm/types.h"
 #include "binary_gemm/views.h"
 
@@ -40,6 +41,28 @@ struct GemmParams {
   const void* input;    ///< [k] of a kernel that quantizes x itself, 16-byte aligned; M = 1
   DataType input_type;  ///< bf16 or fp16
 };
+
+/// How the CTAs of gemm_wgmma share its tiles. Of all tiles a part is taken whole, tile i by CTA i
+/// % grid. The others are cut: CTA i takes `units` slices of them, one more if i < `rest`, after
+/// those of the CTAs before it.
+struct TileShares {
+  std::uint32_t whole;
+  std::uint32_t units;
+  std::uint32_t rest;
+  /// Totals of the tile that a CTA begins and the next one finishes: [CTA][as they lie in shared
+  /// memory].
+  float* totals;
+  std::uint32_t* flags;  ///< [CTA]: not 0 once its totals are there
+};
+
+#ifdef __CUDACC__
+/// The first CTA of a kernel that gemm_wgmma follows zeroes its flags, if there are any.
+template <int kThreads>
+__device__ inline void zero_flags(std::uint32_t* flags) {
+  static_assert(kThreads >= kHandOverCtas, "a flag a thread");
+  if (flags != nullptr && blockIdx.x == 0 && threadIdx.x < kHandOverCtas) flags[threadIdx.x] = 0;
+}
+#endif
 
 }  // namespace kernels
 }  // namespace binary_gemm

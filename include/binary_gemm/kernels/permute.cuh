@@ -18,7 +18,8 @@ struct PermuteParams {
   std::int8_t* permuted;  ///< [m, k rounded up to 128]
   std::int64_t permuted_stride;
   std::uint32_t k;
-  bool vectorized;  ///< x's rows are 16-byte aligned
+  bool vectorized;       ///< x's rows are 16-byte aligned
+  std::uint32_t* flags;  ///< see TileShares: to be zeroed, kHandOverCtas of them; or null
 };
 
 /// Half a block of 128: 64 values of the permuted order, from four runs of 16.
@@ -68,6 +69,7 @@ __global__ void __launch_bounds__(kPermuteThreads)
     permute_rows(const __grid_constant__ PermuteParams params) {
   ptx::launch_dependents();
   ptx::wait_for_dependencies();
+  zero_flags<kPermuteThreads>(params.flags);
   const unsigned halves = (params.k + kOrderBlock - 1) / kOrderBlock * 2;
   const std::int64_t row = blockIdx.x;
   for (unsigned index = threadIdx.x; index < halves; index += kPermuteThreads) {

@@ -146,6 +146,21 @@ __device__ inline void bulk_copy(std::uint32_t target, const void* source, std::
       : "memory");
 }
 
+/// Copies `bytes` from shared to global memory, as bulk_copy does; completes with its group.
+__device__ inline void bulk_store(void* target, std::uint32_t source, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/// Waits for this thread's bulk stores: what they wrote can be seen.
+__device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/// Orders this thread's accesses to memory before those of the copy engine that follow.
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 /// Arrives once.
 __device__ inline void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -195,6 +210,17 @@ __device__ inline void named_barrier_sync(std::uint32_t id, std::uint32_t thread
 /// Arrives at barrier `id` without waiting.
 __device__ inline void named_barrier_arrive(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Loads a word that another CTA stores by store_release; what that one wrote before can be seen.
+__device__ inline std::uint32_t load_acquire(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void store_release(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
 /// Loads a word into the L1 cache and nowhere else; nothing waits for it.

@@ -24,7 +24,8 @@ struct QuantizeParams {
   /// 0: q is row-major. Else the group size whose order (expand.cuh) q has, in rows padded with
   /// zeros to a multiple of 128 and 16-byte aligned.
   int order;
-  bool vectorized;  ///< x's rows are 16-byte aligned, q's 8-byte, and k is a multiple of 8
+  bool vectorized;       ///< x's rows are 16-byte aligned, q's 8-byte, and k is a multiple of 8
+  std::uint32_t* flags;  ///< see TileShares: to be zeroed, kHandOverCtas of them; or null
 };
 
 __device__ inline float as_float(float value) { return value; }
@@ -290,6 +291,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   __shared__ std::uint32_t warp_largest[kQuantizeThreads / kWarpSize];
   ptx::launch_dependents();
   ptx::wait_for_dependencies();
+  zero_flags<kQuantizeThreads>(params.flags);
   const T* x = static_cast<const T*>(params.x) + blockIdx.x * params.x_stride;
   std::int8_t* q = params.q + blockIdx.x * params.q_stride;
   constexpr int kStep = kQuantizeThreads * kQuantizeVector;

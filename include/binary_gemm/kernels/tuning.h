@@ -45,6 +45,7 @@
 ///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace binary_gemm {
 namespace kernels {
@@ -57,6 +58,7 @@ struct KernelConfig {
   std::uint8_t tokens;      ///< batch tile: tokens of a CTA
   std::uint8_t row_groups;  ///< wgmma: of 64 rows, a CTA
   std::uint8_t turns;       ///< wgmma: warpgroups that take the slices of the same rows by turns
+  bool cuts = false;        ///< wgmma: a CTA may begin a tile and the next one finish it
 };
 
 constexpr const char* name(Family family) {
@@ -111,11 +113,16 @@ constexpr int resident(const WgmmaTile& tile) {
   return tile.block_ns[2] != 0 ? 3 : tile.block_ns[1] != 0 ? 2 : 1;
 }
 
+/// Tiles of a product.
+constexpr std::int64_t wgmma_tiles(const WgmmaTile& tile, std::int64_t m, std::int64_t n) {
+  const std::int64_t rows = 64 * tile.row_groups;
+  return (n + rows - 1) / rows * ((m + tile.tokens - 1) / tile.tokens);
+}
+
 /// How long the tiles of a product take: full multiprocessors, then what is left for the last turn.
 constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int64_t n,
                                 std::int64_t k, int multiprocessors) {
-  const std::int64_t rows = 64 * tile.row_groups;
-  const std::int64_t tiles = (n + rows - 1) / rows * ((m + tile.tokens - 1) / tile.tokens);
+  const std::int64_t tiles = wgmma_tiles(tile, m, n);
   const std::int64_t blocks = (k + 127) / 128;
   const std::int64_t most = resident(tile);
   const std::int64_t full = tiles / (multiprocessors * most);
@@ -128,54 +135,68 @@ constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int6
   return ns;
 }
 
-/// The tile that takes the least time.
-constexpr WgmmaTile fastest_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
-                                  int multiprocessors) {
-  WgmmaTile best = kWgmmaTiles[0];
-  std::int64_t best_ns = wgmma_ns(best, m, n, k, multiprocessors);
+/// Tiles that may be cut: those with two warpgroups of many tokens each, one CTA a multiprocessor.
+/// Others gain less from it than they lose by the registers and instructions that it takes.
+constexpr bool may_be_cut(int row_groups, int turns, int tokens) {
+  return row_groups == 2 && turns == 1 && tokens >= 96 && tokens <= 128;
+}
+
+/// How many tiles are taken whole, tile i by CTA i % multiprocessors, where the others are cut:
+/// less than two are left for a multiprocessor, but one at least, so that what a CTA hands over is
+/// ready before the next one wants it. All of them: none is cut.
+constexpr std::int64_t whole_tiles(std::int64_t tiles, std::int64_t multiprocessors) {
+  return tiles < multiprocessors || tiles % multiprocessors == 0
+             ? tiles
+             : (tiles / multiprocessors - 1) * multiprocessors;
+}
+
+/// What it costs to hand a tile over, ns: products of 136 to 512 tiles of 128 x 128, K = 5120 and
+/// 17408, took 0.8 to 2.8 us more than by their blocks.
+inline constexpr std::int64_t kWgmmaCutNs = 2300;
+
+/// The same as wgmma_ns if tiles are cut, or a longer time if they can't be: slices of what is left
+/// are shared out evenly.
+constexpr std::int64_t cut_wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int64_t n,
+                                    std::int64_t k, int multiprocessors) {
+  const std::int64_t tiles = wgmma_tiles(tile, m, n);
+  const std::int64_t whole = whole_tiles(tiles, multiprocessors);
+  if (!may_be_cut(tile.row_groups, tile.turns, tile.tokens) || whole == tiles) {
+    return wgmma_ns(tile, m, n, k, multiprocessors) + kWgmmaCutNs;
+  }
+  const std::int64_t slices = (k + 1023) / 1024;
+  const std::int64_t most = ((tiles - whole) * slices + multiprocessors - 1) / multiprocessors;
+  const std::int64_t turns = whole / multiprocessors;
+  return tile.launch_ns + (turns * slices + most) * 8 * tile.block_ns[0] +
+         (turns + 1) * kWgmmaTileNs + kWgmmaCutNs;
+}
+
+/// The configuration that takes the least time. `may_cut`: there is memory to hand tiles over.
+constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t k, bool may_cut,
+                                    int multiprocessors) {
+  KernelConfig best{};
+  std::int64_t best_ns = -1;
   for (const WgmmaTile& tile : kWgmmaTiles) {
-    const std::int64_t ns = wgmma_ns(tile, m, n, k, multiprocessors);
-    if (ns < best_ns) best = tile, best_ns = ns;
+    for (const bool cuts : {false, true}) {
+      if (cuts && !may_cut) continue;
+      const std::int64_t ns = cuts ? cut_wgmma_ns(tile, m, n, k, multiprocessors)
+                                   : wgmma_ns(tile, m, n, k, multiprocessors);
+      if (best_ns >= 0 && ns >= best_ns) continue;
+      best = {Family::kWgmma, tile.tokens, tile.row_groups, tile.turns, cuts};
+      best_ns = ns;
+    }
   }
   return best;
 }
 
-constexpr std::int64_t fastest_wgmma_ns(std::int64_t m, std::int64_t n, std::int64_t k,
-                                        int multiprocessors) {
-  return wgmma_ns(fastest_wgmma(m, n, k, multiprocessors), m, n, k, multiprocessors);
-}
+/// From this M on tiles may be cut: those for less tokens are not.
+inline constexpr std::int64_t kWgmmaCutMinTokens = 65;
 
-/// The configuration for all rows in one launch.
-constexpr KernelConfig choose_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
-                                    int multiprocessors) {
-  const WgmmaTile tile = fastest_wgmma(m, n, k, multiprocessors);
-  return {Family::kWgmma, tile.tokens, tile.row_groups, tile.turns};
-}
-
-/// What a second launch for the last rows costs, ns.
-inline constexpr std::int64_t kWgmmaSecondNs = 1500;
-
-/// The rows of W that go in a first launch; the rest in a second, if that takes less time: where a
-/// few tiles would be left for a last turn of all multiprocessors, smaller ones take them sooner.
-/// A multiple of 64, or N: one launch.
-constexpr std::int64_t first_rows_wgmma(std::int64_t m, std::int64_t n, std::int64_t k,
-                                        int multiprocessors) {
-  std::int64_t best_rows = n;
-  std::int64_t best_ns = fastest_wgmma_ns(m, n, k, multiprocessors);
-  for (const WgmmaTile& tile : kWgmmaTiles) {
-    // As many rows as fill all multiprocessors a whole number of times.
-    const std::int64_t tile_rows = 64 * tile.row_groups;
-    const std::int64_t token_tiles = (m + tile.tokens - 1) / tile.tokens;
-    const std::int64_t slots = std::int64_t{multiprocessors} * resident(tile);
-    const std::int64_t turns = (n + tile_rows - 1) / tile_rows * token_tiles / slots;
-    const std::int64_t rows = turns * slots / token_tiles * tile_rows;
-    if (rows == 0 || rows >= n) continue;
-    const std::int64_t ns = fastest_wgmma_ns(m, rows, k, multiprocessors) +
-                            fastest_wgmma_ns(m, n - rows, k, multiprocessors) + kWgmmaSecondNs;
-    if (ns < best_ns) best_rows = rows, best_ns = ns;
-  }
-  return best_rows;
-}
+/// Multiprocessors for which there is memory to hand tiles over: as many as the largest GPU of
+/// compute capability 9.0 could have.
+inline constexpr std::int64_t kHandOverCtas = 144;
+/// A tile's totals and a flag for each; the flags come first.
+inline constexpr std::int64_t kHandOverFlagBytes = kHandOverCtas * 4;
+inline constexpr std::int64_t kHandOverBytes = kHandOverFlagBytes + kHandOverCtas * 128 * 128 * 4;
 
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
 /// slices by turns, where decode_s8 takes rounds: K = 17408 on an H200, us, M = 6 and 8 by
@@ -202,11 +223,14 @@ constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t gro
 }
 
 /// The table's choice. `ordered`: x can be put in the order of the wgmma and mma kernels; `wgmma`:
-/// there is that kernel. At M = 4 the decode families meet: see bench/results.
+/// there is that kernel; `may_cut`: and memory to hand tiles over. At M = 4 the decode families
+/// meet: see bench/results.
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
                               std::int64_t k, std::int64_t group_size, bool ordered, bool wgmma,
-                              int multiprocessors) {
-  if (ordered && wgmma && m >= wgmma_min_tokens(k)) return choose_wgmma(m, n, k, multiprocessors);
+                              bool may_cut, int multiprocessors) {
+  if (ordered && wgmma && m >= wgmma_min_tokens(k)) {
+    return choose_wgmma(m, n, k, may_cut, multiprocessors);
+  }
   if (ordered && !wgmma && m >= kMmaMinTokens) return configure_mma();
   const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size);
   return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
