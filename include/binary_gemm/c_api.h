@@ -279,8 +279,8 @@ bg_status bg_cuda_is_supported(int64_t n, int64_t k, int64_t group_size, int32_t
 /// for an `[m, k]` input. Needs no GPU.
 bg_status bg_cuda_linear_workspace_bytes(int64_t m, int64_t k, size_t* bytes);
 
-/// Writes the workspace with which bg_cuda_binary_gemm is fastest for an `[m, k]` activation. It is
-/// not needed, and less is taken as none; 0 for small m. Needs no GPU.
+/// Writes the workspace with which bg_cuda_binary_gemm is fastest for an `[m, k]` activation. Less
+/// is no error, but slower; 0 for small m. Needs no GPU.
 bg_status bg_cuda_gemm_workspace_bytes(int64_t m, int64_t k, size_t* bytes);
 
 /// bg_cpu_pack_weights on the device.

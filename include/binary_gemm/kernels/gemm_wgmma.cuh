@@ -11,11 +11,12 @@
 ///
 /// A CTA is persistent and computes tiles of 64 · kRowGroups rows by kTokens tokens. For small
 /// tiles, where a warpgroup would mostly wait for itself, kTurns warpgroups take the slices of the
-/// same 64 rows by turns; they add to the totals in order. Of the warpgroup after those that
-/// multiply
+/// same 64 rows by turns; they add to the totals in order. Where tiles would leave multiprocessors
+/// without work at the end, large ones are cut between slices: a CTA begins a tile and hands its
+/// totals to the next CTA, which goes on adding to them. Of the warpgroup after those that multiply
 ///   warp 0 drives the copy engine: x by stages of a few blocks of 128 of K, words by slices;
 ///   one warp, or two, turn scales into mantissas and units, a slice ahead;
-///   the rest write finished tiles while the next is multiplied.
+///   the rest write finished tiles while the next is multiplied, and move totals between CTAs.
 /// They meet by rings of stages, of which each turn has its own.
 ///
 /// A warpgroup that multiplies goes through a slice by dots: start the products of a dot; load the
@@ -184,6 +185,18 @@ struct GemmWgmmaRings {
   }
 };
 
+/// The ring of totals, or of outputs, between warpgroups that multiply and writers, one stage; and
+/// the barrier of totals that another CTA hands over.
+template <class Plan>
+struct GemmWgmmaTotals : Ring<1> {
+  std::uint32_t taken;
+
+  __device__ explicit GemmWgmmaTotals(std::uint32_t barriers) {
+    full = barriers + Plan::kTurns * Plan::kTurnBarriers * 8;
+    empty = full + 8, taken = full + 16;
+  }
+};
+
 #if __CUDA_ARCH_FEAT_SM90_ALL
 /// A CTA's part of the tiles that are cut: from a slice of one tile up to a slice of another.
 struct GemmWgmmaCut {
@@ -201,8 +214,8 @@ struct GemmWgmmaCut {
 
 /// What a CTA computes, piece by piece: slices [begin, end) of a tile. First its whole tiles; then
 /// of those that are cut what it begins, what it has whole, and what the CTA before it began. So
-/// that is long there when it is wanted; and a CTA waits for one that started before it, and that
-/// does not wait first.
+/// that is long there when it is wanted; and a CTA waits for the one before it, which started
+/// sooner, as CTAs start in their order, and hands over before it waits itself.
 template <bool kCuts>
 struct GemmWgmmaPieces {
   const GemmWgmmaCut& cut;  ///< in shared memory: divisions and registers are dear
@@ -428,16 +441,74 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
   }
 }
 
+/// One thread starts the copy of a slice's words to a stage of a turn.
+template <class Plan>
+__device__ inline void copy_words(const CUtensorMap& bits_map, std::uint32_t base,
+                                  std::uint32_t barriers, unsigned turn, unsigned stage,
+                                  unsigned slice, unsigned n0) {
+  const std::uint32_t full = GemmWgmmaRings<Plan>(barriers, turn).words.full + stage * 8;
+  ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
+  ptx::tensor_copy_2d(
+      base + Plan::kWordOffset + (turn * Plan::kWordStages + stage) * Plan::kWordBytes, &bits_map,
+      slice * 32, n0, full);
+}
+
+/// What everything else waits for, by the warp that copies: barriers, the CTA's part of the tiles
+/// that are cut, and the copies of each turn's first words. Started here, before the CTA has met
+/// for the first time, they arrive about 1000 clocks sooner.
+template <class Plan>
+__device__ inline void begin_copies(const GemmParams& params, const TileShares& shares,
+                                    const CUtensorMap& x_map, const CUtensorMap& bits_map,
+                                    GemmWgmmaCut& cut, std::uint32_t base, std::uint32_t barriers,
+                                    unsigned row_tiles) {
+  const unsigned lane = threadIdx.x % kWarpSize;
+  if (lane == 0) {
+    ptx::prefetch_tensor_map(&bits_map);
+    ptx::prefetch_tensor_map(&x_map);
+    // By one thread: 4 clocks each, where lanes side by side take 64.
+    constexpr unsigned kWarpsOfTurn = 4 * Plan::kRowGroups;
+#pragma unroll
+    for (unsigned turn = 0; turn < Plan::kTurns; ++turn) {
+      const auto init = [&](std::uint32_t full, std::uint32_t empty, int stages) {
+        for (int i = 0; i < stages; ++i) {
+          ptx::mbarrier_init(full + i * 8, 1);
+          ptx::mbarrier_init(empty + i * 8, kWarpsOfTurn);
+        }
+      };
+      const GemmWgmmaRings<Plan> rings(barriers, turn);
+      init(rings.x.full, rings.x.empty, Plan::kXStages);
+      init(rings.words.full, rings.words.empty, Plan::kWordStages);
+      init(rings.scales.full, rings.scales.empty, Plan::kScaleStages);
+    }
+    const GemmWgmmaTotals<Plan> totals(barriers);
+    ptx::mbarrier_init(totals.full, kWarpsOfTurn);
+    ptx::mbarrier_init(totals.empty, Plan::kWriters);
+    ptx::mbarrier_init(totals.taken, 1);
+    ptx::fence_mbarrier_init();
+    if (Plan::kCuts) cut = GemmWgmmaCut(shares, params.slices);
+  }
+  __syncwarp();
+  ptx::named_barrier_arrive(0, Plan::kThreads);
+  const GemmWgmmaPieces<Plan::kCuts> pieces(shares, cut, params.slices);
+  if (lane == 0 && pieces) {
+#pragma unroll
+    for (unsigned turn = 0; turn < Plan::kTurns; ++turn) {
+      if (pieces.begin + turn >= pieces.end) break;
+      copy_words<Plan>(bits_map, base, barriers, turn, 0, pieces.begin + turn,
+                       pieces.tile % row_tiles * Plan::kRows);
+    }
+  }
+}
+
 /// One thread brings words, by slices, and x, by stages, of the CTA's pieces.
 template <class Plan>
 __device__ inline void copy_operands(GemmWgmmaPieces<Plan::kCuts> pieces, const CUtensorMap& x_map,
                                      const CUtensorMap& bits_map, std::uint32_t base,
                                      std::uint32_t barriers, unsigned row_tiles) {
   constexpr int kTurns = Plan::kTurns;
-  ptx::prefetch_tensor_map(&bits_map);
-  ptx::prefetch_tensor_map(&x_map);
   unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
   unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
+  bool begun = true;  // by begin_copies
   for (; pieces; pieces.advance()) {
     const unsigned n0 = pieces.tile % row_tiles * Plan::kRows;
     const unsigned m0 = pieces.tile / row_tiles * Plan::kTokens;
@@ -445,15 +516,14 @@ __device__ inline void copy_operands(GemmWgmmaPieces<Plan::kCuts> pieces, const 
 #pragma unroll
       for (unsigned turn = 0; turn < kTurns; ++turn) {
         if (first + turn >= pieces.end) break;
-        const GemmWgmmaRings<Plan> rings(barriers, turn);
-        const std::uint32_t full = rings.words.full + word_stage[turn] * 8;
-        wait_for_barrier(rings.words.empty + word_stage[turn] * 8, word_parity[turn] ^ 1);
-        ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
-        ptx::tensor_copy_2d(base + Plan::kWordOffset +
-                                (turn * Plan::kWordStages + word_stage[turn]) * Plan::kWordBytes,
-                            &bits_map, (first + turn) * 32, n0, full);
+        if (!begun) {
+          wait_for_barrier(GemmWgmmaRings<Plan>(barriers, turn).words.empty + word_stage[turn] * 8,
+                           word_parity[turn] ^ 1);
+          copy_words<Plan>(bits_map, base, barriers, turn, word_stage[turn], first + turn, n0);
+        }
         if (++word_stage[turn] == Plan::kWordStages) word_stage[turn] = 0, word_parity[turn] ^= 1;
       }
+      begun = false;
       // After the first words; it does not wait again. Past K both words and x are zeros.
       ptx::wait_for_dependencies();
 #pragma unroll 1
@@ -476,34 +546,34 @@ __device__ inline void copy_operands(GemmWgmmaPieces<Plan::kCuts> pieces, const 
 }
 
 /// Writes the CTA's tiles but the last, and moves totals of tiles that are cut. `writer`: of the
-/// Plan::kWriters warps. `taken`: the barrier of totals that the CTA before hands over.
+/// Plan::kWriters warps.
 template <class Plan>
 __device__ inline void store_tiles(const GemmParams& params, const TileShares& shares,
                                    GemmWgmmaPieces<Plan::kCuts> pieces, char* shared,
-                                   Ring<1> total_ring, std::uint32_t taken, unsigned row_tiles,
-                                   unsigned writer) {
+                                   std::uint32_t barriers, unsigned row_tiles, unsigned writer) {
   constexpr unsigned kHandedFloats = Plan::kRowGroups * Plan::kHandedBytes / 4;
   const unsigned lane = threadIdx.x % kWarpSize;
   const bool packed = stores_vectors(params);
   const std::uint32_t totals = ptx::shared_address(shared + Plan::kTotalOffset);
+  GemmWgmmaTotals<Plan> ring(barriers);
   for (; pieces; pieces.advance()) {
     if (pieces.resumes() && writer == 0 && lane == 0) {
-      total_ring.wait_empty();
+      ring.wait_empty();
       std::uint32_t* flag = shares.flags + blockIdx.x - 1;
       while (ptx::load_acquire(flag) == 0) {
       }
       *flag = 0;  // as it was found
       ptx::fence_proxy_async();
-      ptx::mbarrier_arrive_expect_tx(taken, kHandedFloats * 4);
+      ptx::mbarrier_arrive_expect_tx(ring.taken, kHandedFloats * 4);
       const float* from = shares.totals + std::size_t{blockIdx.x - 1} * kHandedFloats;
 #pragma unroll 1
       for (int part = 0; part < Plan::kRowGroups; ++part) {
         ptx::bulk_copy(totals + part * Plan::kTotalBytes, from + part * (Plan::kHandedBytes / 4),
-                       Plan::kHandedBytes, taken);
+                       Plan::kHandedBytes, ring.taken);
       }
     }
     if (pieces.hands_over()) {
-      total_ring.wait_full();
+      ring.wait_full();
       if (writer == 0 && lane == 0) {
         float* to = shares.totals + std::size_t{blockIdx.x} * kHandedFloats;
 #pragma unroll 1
@@ -517,7 +587,7 @@ __device__ inline void store_tiles(const GemmParams& params, const TileShares& s
       }
     } else {
       if (pieces.is_last()) break;
-      total_ring.wait_full();
+      ring.wait_full();
 #pragma unroll 1
       for (int part = 0; part < Plan::kRowGroups; ++part) {
         store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
@@ -526,8 +596,8 @@ __device__ inline void store_tiles(const GemmParams& params, const TileShares& s
       }
     }
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(total_ring.empty_barrier());
-    total_ring.advance();
+    if (lane == 0) ptx::mbarrier_arrive(ring.empty_barrier());
+    ring.advance();
   }
 }
 
@@ -551,6 +621,7 @@ struct GemmWgmmaMultiplier {
   unsigned lane_offset;    ///< of its words in a stage
   std::uint64_t x_stages;  ///< the descriptor of the turn's first stage of x
   GemmWgmmaRings<Plan> rings;
+  GemmWgmmaTotals<Plan> total_ring;
   unsigned x_parity = 0;
   int x_first = 0;  ///< stage of x of the next round
 
@@ -586,7 +657,8 @@ struct GemmWgmmaMultiplier {
                     lane / 4 * 16 + lane_word_offset<kGroup>(lane % 4)),
         x_stages(
             ptx::descriptor_128b(base + Plan::kXOffset + turn * Plan::kXStages * Plan::kXBytes)),
-        rings(barriers, turn) {}
+        rings(barriers, turn),
+        total_ring(barriers) {}
 
   __device__ __forceinline__ char* totals() const {
     return shared + Plan::kTotalOffset + part * Plan::kTotalBytes;
@@ -841,58 +913,61 @@ struct GemmWgmmaMultiplier {
     return 1 + Plan::kConsumers + part * kTurns + turn;
   }
 
-  /// Leaves what goes with the slice, and takes that of the next one, if there is `more`. Its sums
-  /// are done, but for the units.
-  struct Units {
-    float factor[2];  ///< of rows row0 and row0 + 8; 1 for a wide row
-    bool floats;      ///< sums are floats
-  };
-  __device__ __forceinline__ Units exchange_scales(bool more) {
+  /// Adds a slice's sums to the totals. `begins`, `ends`: it is the first, the last of a piece;
+  /// `resumes`: and another CTA began the tile; `hands_over`: and another one finishes it.
+  __device__ __forceinline__ void add_slice(unsigned slice, bool begins, bool ends, bool resumes,
+                                            bool hands_over) {
     // Loaded here, after the products were issued: else ptxas puts the conversions between them.
     const float unit[2] = {units[row0], units[row0 + 8]};
-    const Units own = {{unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]},
-                       has_wide_row()};
-    return own;
-  }
-
-  /// Adds a slice's sums to the totals. `begins`, `ends`: the first and the last slice of a piece,
-  /// which `resumes` what another CTA began, or `hands_over` what another finishes.
-  __device__ __forceinline__ void add_slice(const Units& of, unsigned slice, bool begins, bool ends,
-                                            bool resumes, bool hands_over, Ring<1>& total_ring,
-                                            std::uint32_t taken) {
-    resumes = resumes && begins;
-    hands_over = hands_over && ends;
+    const bool floats = has_wide_row();
     // Writers have read the tile before from where totals or outputs go.
     if (Plan::kRegisterTotals < kValues ? begins : ends) total_ring.wait_empty();
-    if (resumes) wait_for_barrier(taken, 0);
+    if (resumes) wait_for_barrier(total_ring.taken, 0);
     if (kTurns > 1 && slice > 0) {
       ptx::named_barrier_sync(turn_barrier(turn), 256);  // the slice before is added
     }
     // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
     // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
+    const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
     float4* own = reinterpret_cast<float4*>(totals()) + threadIdx.x % 128;
+    const auto load = [&](int i) {
+      const float4 four = own[i / 4 * 128];
+      total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
+    };
+    const auto store = [&](int i) {
+      own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
+    };
+    if (resumes) {
+#pragma unroll
+      for (int i = 0; i < Plan::kRegisterTotals; i += 4) load(i);
+    }
 #pragma unroll
     for (int i = 0; i < kValues; i += 4) {
       const bool is_shared = i >= Plan::kRegisterTotals;
-      if (is_shared || resumes) {
-        const float4 four = is_shared && slice == 0 ? make_float4(0, 0, 0, 0) : own[i / 4 * 128];
-        total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
+      if (is_shared) {
+        if (slice == 0) {
+          total[i] = total[i + 1] = total[i + 2] = total[i + 3] = 0;
+        } else {
+          load(i);
+        }
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float value = of.floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
-        total[i + j] = __fmaf_rn(value, of.factor[j / 2], total[i + j]);
+        const float value = floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
+        total[i + j] = __fmaf_rn(value, factor[j / 2], total[i + j]);
       }
-      if ((is_shared && !ends) || hands_over) {
-        own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
-      }
+      if (is_shared && (!ends || hands_over)) store(i);
+    }
+    if (hands_over) {
+#pragma unroll
+      for (int i = 0; i < Plan::kRegisterTotals; i += 4) store(i);
     }
     if (!ends && kTurns > 1) ptx::named_barrier_arrive(turn_barrier((turn + 1) % kTurns), 256);
   }
 
   /// The totals of the tile at (n0, m0) are done: hands them to the writers, or writes them.
   __device__ __forceinline__ void finish_tile(unsigned n0, unsigned m0, bool packed,
-                                              bool last_piece, const Ring<1>& total_ring) {
+                                              bool last_piece) {
     if (packed) {
       stage_outputs<Plan>(params, totals(), epilogue_operands(), total);
     } else {
@@ -904,11 +979,11 @@ struct GemmWgmmaMultiplier {
       ptx::named_barrier_sync(1 + warpgroup, 128);
       store_part<Plan>(params, totals(), packed, n0, m0, warp, 4);
     } else {
-      give_totals(total_ring);
+      give_totals();
     }
   }
   /// Gives the writers what lies where totals lie.
-  __device__ __forceinline__ void give_totals(const Ring<1>& total_ring) const {
+  __device__ __forceinline__ void give_totals() const {
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(total_ring.full_barrier());
   }
@@ -917,8 +992,7 @@ struct GemmWgmmaMultiplier {
   }
 
   /// All of the CTA's pieces.
-  __device__ __forceinline__ void run(GemmWgmmaPieces<Plan::kCuts> pieces, Ring<1> total_ring,
-                                      std::uint32_t taken, unsigned row_tiles) {
+  __device__ __forceinline__ void run(GemmWgmmaPieces<Plan::kCuts> pieces, unsigned row_tiles) {
     const bool packed = stores_vectors(params);
     const bool any = pieces && pieces.begin + turn < pieces.end;
     if (any) {
@@ -957,17 +1031,16 @@ struct GemmWgmmaMultiplier {
         __syncwarp();  // all lanes have read their words
         if (lane == 0) ptx::mbarrier_arrive(words_empty);
 
-        const Units of = exchange_scales(more);
-        add_slice(of, slice, kTurns > 1 ? slice == 0 : begins, ends, pieces.resumes(),
-                  pieces.hands_over(), total_ring, taken);
+        add_slice(slice, kTurns > 1 ? slice == 0 : begins, ends, begins && pieces.resumes(),
+                  ends && pieces.hands_over());
         begins = false;
         if (ends) {
           if (pieces.hands_over()) {
             ptx::fence_proxy_async();
-            give_totals(total_ring);
+            give_totals();
           } else {
             finish_tile(pieces.tile % row_tiles * Plan::kRows + part * 64,
-                        pieces.tile / row_tiles * Plan::kTokens, packed, last_piece, total_ring);
+                        pieces.tile / row_tiles * Plan::kTokens, packed, last_piece);
           }
         }
         if constexpr (!Plan::kStartsAhead) start_slice(more);
@@ -1007,35 +1080,16 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
   const unsigned warp = __shfl_sync(0xffffffffu, thread / kWarpSize % 4, 0);  // of the warpgroup
 
   const std::uint32_t barriers = base + Plan::kBarrierOffset;
-  const std::uint32_t total_barriers = barriers + kTurns * Plan::kTurnBarriers * 8;
-  const Ring<1> total_ring{total_barriers, total_barriers + 8};
-  const std::uint32_t taken = total_barriers + 16;
   auto& cut = *reinterpret_cast<GemmWgmmaCut*>(shared + Plan::kCutOffset);
 
-  if (Plan::kCuts && thread == 128) cut = GemmWgmmaCut(shares, params.slices);
-  if (thread == 0) {
-    constexpr unsigned kWarpsOfTurn = 4 * kRowGroups;
-    for (unsigned turn = 0; turn < kTurns; ++turn) {
-      const auto init = [&](std::uint32_t full, std::uint32_t empty, int stages) {
-        for (int i = 0; i < stages; ++i) {
-          ptx::mbarrier_init(full + i * 8, 1);
-          ptx::mbarrier_init(empty + i * 8, kWarpsOfTurn);
-        }
-      };
-      const GemmWgmmaRings<Plan> rings(barriers, turn);
-      init(rings.x.full, rings.x.empty, Plan::kXStages);
-      init(rings.words.full, rings.words.empty, Plan::kWordStages);
-      init(rings.scales.full, rings.scales.empty, Plan::kScaleStages);
-    }
-    ptx::mbarrier_init(total_ring.full, kWarpsOfTurn);
-    ptx::mbarrier_init(total_ring.empty, Plan::kWriters);
-    ptx::mbarrier_init(taken, 1);
-    ptx::fence_mbarrier_init();
+  const unsigned row_tiles = (params.n + Plan::kRows - 1) / Plan::kRows;
+  if (warpgroup == Plan::kConsumers && warp == 0) {
+    begin_copies<Plan>(params, shares, x_map, bits_map, cut, base, barriers, row_tiles);
+  } else {
+    ptx::named_barrier_sync(0, Plan::kThreads);
   }
-  __syncthreads();
   ptx::launch_dependents();
 
-  const unsigned row_tiles = (params.n + Plan::kRows - 1) / Plan::kRows;
   const GemmWgmmaPieces<Plan::kCuts> pieces(shares, cut, params.slices);
 
   if (warpgroup == Plan::kConsumers) {
@@ -1047,14 +1101,14 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>
       convert_scales<Plan>(params, pieces, shared, barriers, row_tiles, warp - 1);
     } else {
       ptx::wait_for_dependencies();
-      store_tiles<Plan>(params, shares, pieces, shared, total_ring, taken, row_tiles,
+      store_tiles<Plan>(params, shares, pieces, shared, barriers, row_tiles,
                         warp - 1 - Plan::kConverters);
     }
     return;
   }
   ptx::register_increase<Plan::kConsumerRegisters>();
   GemmWgmmaMultiplier<Plan>(params, shared, base, barriers, lane, warp, warpgroup)
-      .run(pieces, total_ring, taken, row_tiles);
+      .run(pieces, row_tiles);
 #endif
 }
 

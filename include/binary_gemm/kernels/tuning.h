@@ -39,8 +39,17 @@
 ///     issues them: out at M = 16 8.2, with copies of several blocks 6.8
 ///   three warps that convert scales and none that writes tiles: out at M = 2048 116, now 102
 ///   decode_s8 with 32 tokens: out 16.5 at M = 32, twice 16 tokens 13.4
-///   the next block's words expanded while one multiplies, not after: within 2%; in another
-///     register set ptxas serializes all products (C7513)
+///   the next block's words expanded while one multiplies, in other registers: a block of 128 x 128
+///     454 ns, after it 434; of 64 x 64 157 both
+///   the next slice's mantissas fetched before a slice is added: 455, after it 441; integers turned
+///     to floats in a loop of their own, with no select for wide slices: 452, with it 438
+///   a tile's totals handed over by the threads that multiply, from registers and to them: 72 to
+///   216
+///     bytes spill; by way of shared memory and the copy engine out at M = 512 34.4 -> 32.3
+///   a second launch, of smaller tiles, for the last rows: K = 17408 at M = 512 97, tiles cut 81
+///   barriers initialized by 32 lanes at once, 64 clocks each: out at M = 16 8.8; by one thread, 4
+///     clocks each, 6.6
+///   the first x copied, or the first scales converted, before anything else: no gain
 ///   K split over a cluster, slice sums added in order through distributed shared memory: out at
 ///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
 
@@ -97,13 +106,13 @@ struct WgmmaTile {
   std::uint16_t launch_ns;
 };
 inline constexpr WgmmaTile kWgmmaTiles[] = {
-    {2, 1, 176, {608, 0, 0}, 1600}, {2, 1, 128, {437, 0, 0}, 1500},
-    {2, 1, 112, {376, 0, 0}, 1400}, {2, 1, 96, {339, 0, 0}, 1200},
+    {2, 1, 176, {597, 0, 0}, 1600}, {2, 1, 128, {437, 0, 0}, 1900},
+    {2, 1, 112, {371, 0, 0}, 1600}, {2, 1, 96, {341, 0, 0}, 1700},
     {3, 1, 64, {357, 0, 0}, 1300},  {3, 1, 48, {315, 0, 0}, 1200},
     {2, 2, 32, {164, 0, 0}, 1600},  {1, 1, 64, {163, 256, 0}, 300},
     {1, 1, 48, {148, 227, 0}, 100}, {1, 1, 32, {140, 203, 271}, 100},
-    {1, 2, 64, {134, 0, 0}, 1300},  {1, 3, 32, {90, 0, 0}, 800},
-    {1, 4, 16, {71, 0, 0}, 1100},
+    {1, 2, 64, {134, 0, 0}, 1300},  {1, 3, 32, {90, 0, 0}, 600},
+    {1, 4, 16, {71, 0, 0}, 900},
 };
 /// What a tile takes beside its blocks, ns.
 inline constexpr std::int64_t kWgmmaTileNs = 1200;
@@ -135,10 +144,10 @@ constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int6
   return ns;
 }
 
-/// Tiles that may be cut: those with two warpgroups of many tokens each, one CTA a multiprocessor.
-/// Others gain less from it than they lose by the registers and instructions that it takes.
+/// Tiles that may be cut: those of one CTA a multiprocessor that large products need most. Others
+/// gain less from it than they lose by the instructions that it takes, 3 to 8% of a block.
 constexpr bool may_be_cut(int row_groups, int turns, int tokens) {
-  return row_groups == 2 && turns == 1 && tokens >= 96 && tokens <= 128;
+  return row_groups == 2 && turns == 1 && (tokens == 128 || tokens == 96);
 }
 
 /// How many tiles are taken whole, tile i by CTA i % multiprocessors, where the others are cut:
