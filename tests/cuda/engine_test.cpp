@@ -13,6 +13,7 @@
 
 #include "binary_gemm/binary_gemm.h"
 #include "device_support.h"
+#include "wgmma_shapes.h"
 
 namespace binary_gemm {
 namespace testing {
@@ -347,6 +348,41 @@ TEST_F(CudaThreads, SmallAndLargeLaunchesOfOneKernel) {
       if (HasFatalFailure()) return;
     }
   }
+}
+
+TEST_F(CudaThreads, TilesThatAreCut) {
+  // CTAs wait for one another's totals while two streams compete for the multiprocessors.
+  if (!cuda::is_supported(Kernel::kWgmma, 128, 64, 1280, 128)) GTEST_SKIP() << "no wgmma here";
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  WgmmaTileShape shape;
+  for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
+    if (!kernels::may_be_cut(tile.row_groups, tile.turns, tile.tokens)) continue;
+    shape = shape_of_tile(tile, /*cuts=*/true, multiprocessors);
+  }
+  ASSERT_GT(shape.m, 0);
+  in_threads(2, [&](int index) {
+    const Stream own;
+    const Work work({shape.m, shape.n, shape.k, 128}, own, 5, ScalePattern::kNarrow);
+    // Room for x alone, so that no tile is cut.
+    const DeviceWorkspace small(static_cast<std::size_t>(shape.m * shape.k), own);
+    std::vector<DeviceOutput> outputs;
+    for (int i = 0; i < 21; ++i) outputs.push_back(work.output(own));
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const bool programmatic = index == 1;
+      if (i % 3 == 0) {
+        work.gemm(outputs[i], {own, {}, programmatic, Kernel::kWgmma});
+      } else if (i % 3 == 1) {
+        work.linear(outputs[i], {own, {}, programmatic});
+      } else {
+        cuda::binary_gemm(work.device().x(), work.device().w(), work.device().bias(),
+                          outputs[i].view(), {own, small, programmatic});
+      }
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      ASSERT_TRUE(i % 3 == 1 ? work.is_linear(outputs[i]) : work.is_gemm(outputs[i]))
+          << "call " << i << ' ' << work.shape();
+    }
+  });
 }
 
 TEST_F(CudaThreads, OneLayerInMany) {
