@@ -32,11 +32,16 @@ WgmmaLaunch plan(const WgmmaShape& shape) {
   // Groups of 256 need more registers than there are with the most tokens.
   constexpr int kMostTokens = kGroup > 128 ? 160 : 255;
   constexpr int kTokens = std::min<int>(kTable.tokens, kMostTokens);
-  using Plan = kernels::GemmWgmma<kTable.row_groups, kTable.turns, kTokens, kGroup>;
+  constexpr bool kMayBeCut = kernels::may_be_cut(kTable.row_groups, kTable.turns, kTable.tokens);
+  using Plan = kernels::GemmWgmma<kTable.row_groups, kTable.turns, kTokens, kGroup, false>;
   static_assert(Plan::kResident == kernels::resident(kTable), "the table's times are of so many");
   WgmmaLaunch launch;
   launch.kernel = reinterpret_cast<const void*>(
-      &kernels::gemm_wgmma<kTable.row_groups, kTable.turns, kTokens, kGroup>);
+      &kernels::gemm_wgmma<kTable.row_groups, kTable.turns, kTokens, kGroup, false>);
+  if (kMayBeCut && shape.config.cuts) {  // with the same shared memory
+    launch.kernel = reinterpret_cast<const void*>(
+        &kernels::gemm_wgmma<kTable.row_groups, kTable.turns, kTokens, kGroup, kMayBeCut>);
+  }
   const std::int64_t tiles =
       (shape.n + Plan::kRows - 1) / Plan::kRows * ((shape.m + Plan::kTokens - 1) / Plan::kTokens);
   const std::int64_t at_once = std::min<std::int64_t>(
@@ -87,9 +92,12 @@ std::vector<const void*> wgmma_kernels() {
   std::vector<const void*> all;
   for (const std::int64_t group : kGroupSizes) {
     for (const WgmmaTile& tile : kWgmmaTiles) {
-      const kernels::KernelConfig config{kernels::Family::kWgmma, tile.tokens, tile.row_groups,
-                                         tile.turns};
-      all.push_back(plan_wgmma({config, 1, 1, 1, group, 1 << 17, 1 << 17, 1}).kernel);
+      for (const bool cuts : {false, true}) {
+        if (cuts && !kernels::may_be_cut(tile.row_groups, tile.turns, tile.tokens)) continue;
+        const kernels::KernelConfig config{kernels::Family::kWgmma, tile.tokens, tile.row_groups,
+                                           tile.turns, cuts};
+        all.push_back(plan_wgmma({config, 1, 1, 1, group, 1 << 17, 1 << 17, 1}).kernel);
+      }
     }
   }
   return all;

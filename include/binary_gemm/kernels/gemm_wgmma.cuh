@@ -32,28 +32,27 @@
 
 #include <cuda.h>
 
-#include <type_traits>
-
 #include "binary_gemm/kernels/epilogue.cuh"
 #include "binary_gemm/kernels/expand.cuh"
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/ptx.cuh"
 #include "binary_gemm/kernels/slice.cuh"
-#include "binary_gemm/kernels/tuning.h"         // may_be_cut
 #include "binary_gemm/kernels/weight_tile.cuh"  // wait_for_barrier
 #include "binary_gemm/kernels/wgmma.cuh"
 
 namespace binary_gemm {
 namespace kernels {
 
-/// The shapes and the shared-memory plan of gemm_wgmma, for host and device.
-template <int kRowGroups_, int kTurns_, int kTokens_, int kGroup_>
+/// The shapes and the shared-memory plan of gemm_wgmma, for host and device. With `kCuts_` tiles
+/// may be cut: a CTA begins one and the next finishes it.
+template <int kRowGroups_, int kTurns_, int kTokens_, int kGroup_, bool kCuts_>
 struct GemmWgmma {
   static constexpr int kRowGroups = kRowGroups_;  ///< of 64 rows
   static constexpr int kTurns = kTurns_;          ///< warpgroups of the same rows
   static constexpr int kConsumers = kRowGroups * kTurns;
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroup = kGroup_;
+  static constexpr bool kCuts = kCuts_;
   static constexpr int kRows = 64 * kRowGroups;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlock = 128;  ///< of K: 4 steps of wgmma
@@ -96,8 +95,6 @@ struct GemmWgmma {
   /// registers for it.
   static constexpr bool kStartsAhead = kTokens <= 128 && kTurns == 1;
 
-  /// Whether tiles may be cut: a CTA begins one and the next finishes it.
-  static constexpr bool kCuts = may_be_cut(kRowGroups, kTurns, kTokens);
   /// Whether a block's x is waited for while the block before multiplies.
   static constexpr bool kWaitsAhead = kRowGroups == 2 && kTurns == 1;
 
@@ -347,6 +344,15 @@ __device__ inline bool stores_vectors(const GemmParams& params) {
          params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
 }
 
+/// Brings scales of x and biases to the L1 cache, a slice before fetch_epilogue wants them.
+template <class Plan>
+__device__ inline void touch_epilogue(const GemmParams& params, unsigned n0, unsigned m0) {
+  constexpr unsigned kSector = 8;  // floats
+  const unsigned first = threadIdx.x % kWarpSize * kSector;
+  if (first < Plan::kTokens) ptx::touch(params.x_scales + min(m0 + first, params.m - 1));
+  if (params.bias != nullptr && first < 64) ptx::touch(params.bias + min(n0 + first, params.n - 1));
+}
+
 /// A warpgroup starts to fetch what stage_outputs wants for 64 rows: [token] scales of x, then
 /// [row] biases.
 template <class Plan>
@@ -383,25 +389,21 @@ __device__ inline void stage_outputs(const GemmParams& params, char* staged, con
   const float* biases = operands + Plan::kTokens + warp * 16 + g;
   const bool has_bias = params.bias != nullptr;
   const float bias[2] = {has_bias ? biases[0] : -0.0f, has_bias ? biases[8] : -0.0f};
-  const auto stage = [&](auto type) {
+  const bool bf16 = params.y_type == DataType::kBFloat16;
 #pragma unroll
-    for (int i = 0; i < kValues; i += 8) {
-      std::uint32_t pairs[4];
+  for (int i = 0; i < kValues; i += 8) {
+    std::uint32_t pairs[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 scale =
-            *reinterpret_cast<const float2*>(operands + (i / 4 + j / 2) * 8 + 2 * t);
-        pairs[j] =
-            round_pair(decltype(type)::value, __fmaf_rn(value[i + 2 * j], scale.x, bias[j % 2]),
-                       __fmaf_rn(value[i + 2 * j + 1], scale.y, bias[j % 2]));
-      }
-      ptx::stmatrix_x4_transposed(address + i / 8 * 16 * Plan::kStagedStride, pairs);
+    for (int j = 0; j < 4; ++j) {
+      const float2 scale = *reinterpret_cast<const float2*>(operands + (i / 4 + j / 2) * 8 + 2 * t);
+      const float low = __fmaf_rn(value[i + 2 * j], scale.x, bias[j % 2]);
+      const float high = __fmaf_rn(value[i + 2 * j + 1], scale.y, bias[j % 2]);
+      // Both, as a branch for each pair would take longer.
+      const std::uint32_t as_bf16 = round_pair(DataType::kBFloat16, low, high);
+      const std::uint32_t as_fp16 = round_pair(DataType::kFloat16, low, high);
+      pairs[j] = bf16 ? as_bf16 : as_fp16;
     }
-  };
-  if (params.y_type == DataType::kBFloat16) {
-    stage(std::integral_constant<DataType, DataType::kBFloat16>{});
-  } else {
-    stage(std::integral_constant<DataType, DataType::kFloat16>{});
+    ptx::stmatrix_x4_transposed(address + i / 8 * 16 * Plan::kStagedStride, pairs);
   }
 }
 
@@ -1013,6 +1015,10 @@ struct GemmWgmmaMultiplier {
         const bool ends = slice + 1 == pieces.end;
         const bool more = !last_piece || slice + kTurns < pieces.end;  // for this warpgroup
         const std::uint32_t words_empty = rings.words.empty_barrier();
+        if (ends) {
+          touch_epilogue<Plan>(params, pieces.tile % row_tiles * Plan::kRows + part * 64,
+                               pieces.tile / row_tiles * Plan::kTokens);
+        }
         if (any_wide) {
           multiply<true>(more);
           if constexpr (Plan::kTwoDots) no_last_dot();
@@ -1064,14 +1070,14 @@ struct GemmWgmmaMultiplier {
 /// memory: at least GemmWgmma::kSharedBytes. `x_map`: params.x, in the order of expand_signs, as
 /// (byte, token, block of 128) in boxes of (128, kTokens, kStageBlocks); `bits_map`: words as
 /// (word, row) in boxes of (32, kRows); both with the 128-byte swizzle and zeros out of bounds.
-template <int kRowGroups, int kTurns, int kTokens, int kGroup>
-__global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kThreads,
-                                  GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>::kResident)
+template <int kRowGroups, int kTurns, int kTokens, int kGroup, bool kCuts>
+__global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>::kThreads,
+                                  GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>::kResident)
     gemm_wgmma(const __grid_constant__ GemmParams params, const __grid_constant__ TileShares shares,
                const __grid_constant__ CUtensorMap x_map,
                const __grid_constant__ CUtensorMap bits_map) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
-  using Plan = GemmWgmma<kRowGroups, kTurns, kTokens, kGroup>;
+  using Plan = GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>;
   extern __shared__ __align__(1024) char shared[];
   const std::uint32_t base = ptx::shared_address(shared);
   const unsigned thread = threadIdx.x;
