@@ -274,8 +274,10 @@ void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_si
   WgmmaLaunch plan =
       plan_wgmma({config, params.m, params.n, params.k, group_size, device.shared_limit,
                   device.shared_memory, device.multiprocessors});
-  plan.shares.flags = reinterpret_cast<std::uint32_t*>(hand_over);
-  plan.shares.totals = reinterpret_cast<float*>(hand_over + kernels::kHandOverFlagBytes);
+  if (config.cuts) {
+    plan.shares.flags = reinterpret_cast<std::uint32_t*>(hand_over);
+    plan.shares.totals = reinterpret_cast<float*>(hand_over + kernels::kHandOverFlagBytes);
+  }
   params.dependent = launch.programmatic;
   const auto x_stride = static_cast<cuuint64_t>(params.x_stride);
   CUtensorMap x =
