@@ -917,9 +917,11 @@ struct GemmWgmmaMultiplier {
   }
 
   /// Adds a slice's sums to the totals. `begins`, `ends`: it is the first, the last of a piece;
-  /// `resumes`: and another CTA began the tile; `hands_over`: and another one finishes it.
+  /// `resumes`: and another CTA began the tile; `hands_over`: and another one finishes it. At the
+  /// end of a tile whose outputs are `packed`, `fetch` starts to fetch what stage_outputs wants.
+  template <class Fetch>
   __device__ __forceinline__ void add_slice(unsigned slice, bool begins, bool ends, bool resumes,
-                                            bool hands_over) {
+                                            bool hands_over, bool packed, const Fetch& fetch) {
     // Loaded here, after the products were issued: else ptxas puts the conversions between them.
     const float unit[2] = {units[row0], units[row0 + 8]};
     const bool floats = has_wide_row();
@@ -929,6 +931,8 @@ struct GemmWgmmaMultiplier {
     if (kTurns > 1 && slice > 0) {
       ptx::named_barrier_sync(turn_barrier(turn), 256);  // the slice before is added
     }
+    // All warps have read what was fetched for the tile before: they gave its outputs, or are here.
+    if (ends && packed && !hands_over) fetch();
     // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
     // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
     const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
@@ -1029,17 +1033,16 @@ struct GemmWgmmaMultiplier {
           multiply<false>(more);
         }
         if constexpr (Plan::kStartsAhead) start_slice(more);
-        if (ends && packed) {
-          fetch_epilogue<Plan>(params, ptx::shared_address(epilogue_operands()),
-                               pieces.tile % row_tiles * Plan::kRows + part * 64,
-                               pieces.tile / row_tiles * Plan::kTokens);
-        }
         if constexpr (Plan::kTwoDots) add_last_dot();
         __syncwarp();  // all lanes have read their words
         if (lane == 0) ptx::mbarrier_arrive(words_empty);
 
         add_slice(slice, kTurns > 1 ? slice == 0 : begins, ends, begins && pieces.resumes(),
-                  ends && pieces.hands_over());
+                  ends && pieces.hands_over(), packed, [&] {
+                    fetch_epilogue<Plan>(params, ptx::shared_address(epilogue_operands()),
+                                         pieces.tile % row_tiles * Plan::kRows + part * 64,
+                                         pieces.tile / row_tiles * Plan::kTokens);
+                  });
         begins = false;
         if (ends) {
           if (pieces.hands_over()) {
