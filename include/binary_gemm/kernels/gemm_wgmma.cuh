@@ -101,7 +101,12 @@ struct GemmWgmma {
   // Bytes of a stage.
   /// A stage of x has several blocks if they are small: one thread issues a copy in about 200
   /// clocks.
-  static constexpr int kStageBlocks = kTokens <= 16 ? 8 : kTokens <= 32 ? 4 : kTokens <= 64 ? 2 : 1;
+  /// Where the second part of a cut tile is done before the first is, its slices' sums are kept.
+  static constexpr bool kRetains = kCuts && kTurns > 1;
+  static constexpr int kStageBlocks = kTokens <= 16 && !kRetains ? 8
+                                      : kTokens <= 32            ? 4
+                                      : kTokens <= 64            ? 2
+                                                                 : 1;
   static constexpr int kBlockBytes = kTokens * kBlock;
   static constexpr int kXBytes = kStageBlocks * kBlockBytes;
   static constexpr int kWordBytes = kRows * static_cast<int>(kSliceK) / 8;
@@ -123,7 +128,8 @@ struct GemmWgmma {
   /// A slice goes round the ring a whole number of times, so that a block's place is a constant.
   static constexpr int kXStagesFitting = (kSharedLimit - kFixedBytes) / (kTurns * kXBytes);
   static constexpr int kSliceStages = kBlocks / kStageBlocks;
-  static constexpr int kXStages = kXStagesFitting >= 2 * kSliceStages && kSliceStages < 4
+  static constexpr int kXStages = kRetains ? 2
+                                  : kXStagesFitting >= 2 * kSliceStages && kSliceStages < 4
                                       ? 2 * kSliceStages
                                   : kXStagesFitting >= kSliceStages ? kSliceStages
                                   : kXStagesFitting >= 4            ? 4
@@ -142,11 +148,17 @@ struct GemmWgmma {
   static constexpr int kTurnBarriers = 2 * (kXStages + kWordStages + kScaleStages);
   static constexpr int kBarriers = kTurns * kTurnBarriers + 3;
   static constexpr int kCutOffset = kBarrierOffset + kBarriers * 8;  ///< GemmWgmmaCut
-  static constexpr int kEpilogueOffset = kCutOffset + 16;
+  static constexpr int kPendingOffset = kCutOffset + 16;             ///< [row group][warp]
+  static constexpr int kEpilogueOffset = kPendingOffset + kRowGroups * 16;
   static constexpr int kTotalOffset =
       (kEpilogueOffset + kRowGroups * kEpilogueBytes + 127) / 128 * 128;
   static constexpr int kHandedBytes = 64 * kTokens * 4;  ///< totals of 64 rows
-  static constexpr int kSharedBytes = kTotalOffset + kRowGroups * kTotalBytes;
+  /// Sums that are kept: [row group][slice][quarter of a thread's values][thread], float4.
+  static constexpr int kSlotOffset = kTotalOffset + kRowGroups * kTotalBytes;
+  static constexpr int kSlotsFitting = (kSharedLimit - kSlotOffset) / (kRowGroups * kHandedBytes);
+  static constexpr int kSlots = !kRetains ? 0 : kSlotsFitting < 8 ? kSlotsFitting : 8;
+  static_assert(!kRetains || kSlots >= 2, "too little shared memory to keep sums");
+  static constexpr int kSharedBytes = kSlotOffset + kSlots * kRowGroups * kHandedBytes;
   static_assert(kSharedBytes <= kSharedLimit, "too little shared memory");
 };
 
@@ -916,6 +928,27 @@ struct GemmWgmmaMultiplier {
     return 1 + Plan::kConsumers + part * kTurns + turn;
   }
 
+  /// Adds the sums that were kept to the totals that another CTA handed over.
+  __device__ __forceinline__ void add_kept(int count) {
+    float4* own = reinterpret_cast<float4*>(totals()) + threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < kValues / 4; ++i) {
+      float4 four = own[i * 128];
+#pragma unroll 1
+      for (int slot = 0; slot < count; ++slot) {
+        const float4 p = kept(slot)[i * 128];
+        four.x = __fadd_rn(four.x, p.x), four.y = __fadd_rn(four.y, p.y);
+        four.z = __fadd_rn(four.z, p.z), four.w = __fadd_rn(four.w, p.w);
+      }
+      own[i * 128] = four;
+    }
+  }
+  __device__ __forceinline__ float4* kept(int slot) const {
+    return reinterpret_cast<float4*>(shared + Plan::kSlotOffset +
+                                     (part * Plan::kSlots + slot) * Plan::kHandedBytes) +
+           threadIdx.x % 128;
+  }
+
   /// Adds a slice's sums to the totals. `begins`, `ends`: it is the first, the last of a piece;
   /// `resumes`: and another CTA began the tile; `hands_over`: and another one finishes it. At the
   /// end of a tile whose outputs are `packed`, `fetch` starts to fetch what stage_outputs wants.
@@ -927,9 +960,25 @@ struct GemmWgmmaMultiplier {
     const bool floats = has_wide_row();
     // Writers have read the tile before from where totals or outputs go.
     if (Plan::kRegisterTotals < kValues ? begins : ends) total_ring.wait_empty();
-    if (resumes) wait_for_barrier(total_ring.taken, 0);
-    if (kTurns > 1 && slice > 0) {
+    if (resumes && !Plan::kRetains) wait_for_barrier(total_ring.taken, 0);
+    if (kTurns > 1 && !begins) {
       ptx::named_barrier_sync(turn_barrier(turn), 256);  // the slice before is added
+    }
+    // How many slices are kept, by warps: the same threads of other turns have the same outputs.
+    // -1: the totals are there.
+    [[maybe_unused]] int* const pending_slices =
+        reinterpret_cast<int*>(shared + Plan::kPendingOffset) + part * 4 + warp;
+    int pending = -1;
+    if constexpr (Plan::kRetains) {
+      pending = !begins ? *pending_slices : resumes ? 0 : -1;
+      if (pending >= 0) {
+        const bool there = ptx::mbarrier_test_wait(total_ring.taken, 0);
+        if (__shfl_sync(0xffffffffu, there, 0) || ends || pending == Plan::kSlots) {
+          wait_for_barrier(total_ring.taken, 0);
+          add_kept(pending);
+          pending = -1;
+        }
+      }
     }
     // All warps have read what was fetched for the tile before: they gave its outputs, or are here.
     if (ends && packed && !hands_over) fetch();
@@ -944,31 +993,46 @@ struct GemmWgmmaMultiplier {
     const auto store = [&](int i) {
       own[i / 4 * 128] = make_float4(total[i], total[i + 1], total[i + 2], total[i + 3]);
     };
-    if (resumes) {
+    if (Plan::kRetains && pending >= 0) {
 #pragma unroll
-      for (int i = 0; i < Plan::kRegisterTotals; i += 4) load(i);
-    }
+      for (int i = 0; i < kValues; i += 4) {
+        float p[4];
 #pragma unroll
-    for (int i = 0; i < kValues; i += 4) {
-      const bool is_shared = i >= Plan::kRegisterTotals;
-      if (is_shared) {
-        if (slice == 0) {
-          total[i] = total[i + 1] = total[i + 2] = total[i + 3] = 0;
-        } else {
-          load(i);
+        for (int j = 0; j < 4; ++j) {
+          p[j] = __fmul_rn(floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]),
+                           factor[j / 2]);
         }
+        kept(pending)[i / 4 * 128] = make_float4(p[0], p[1], p[2], p[3]);
+      }
+      ++pending;
+    } else {
+      if (resumes) {
+#pragma unroll
+        for (int i = 0; i < Plan::kRegisterTotals; i += 4) load(i);
       }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float value = floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
-        total[i + j] = __fmaf_rn(value, factor[j / 2], total[i + j]);
-      }
-      if (is_shared && (!ends || hands_over)) store(i);
-    }
-    if (hands_over) {
+      for (int i = 0; i < kValues; i += 4) {
+        const bool is_shared = i >= Plan::kRegisterTotals;
+        if (is_shared) {
+          if (slice == 0) {
+            total[i] = total[i + 1] = total[i + 2] = total[i + 3] = 0;
+          } else {
+            load(i);
+          }
+        }
 #pragma unroll
-      for (int i = 0; i < Plan::kRegisterTotals; i += 4) store(i);
+        for (int j = 0; j < 4; ++j) {
+          const float value = floats ? __int_as_float(sum[i + j]) : static_cast<float>(sum[i + j]);
+          total[i + j] = __fmaf_rn(value, factor[j / 2], total[i + j]);
+        }
+        if (is_shared && (!ends || hands_over)) store(i);
+      }
+      if (hands_over) {
+#pragma unroll
+        for (int i = 0; i < Plan::kRegisterTotals; i += 4) store(i);
+      }
     }
+    if (Plan::kRetains && !ends && lane == 0) *pending_slices = pending;
     if (!ends && kTurns > 1) ptx::named_barrier_arrive(turn_barrier((turn + 1) % kTurns), 256);
   }
 
@@ -1001,7 +1065,13 @@ struct GemmWgmmaMultiplier {
   /// All of the CTA's pieces.
   __device__ __forceinline__ void run(GemmWgmmaPieces<Plan::kCuts> pieces, unsigned row_tiles) {
     const bool packed = stores_vectors(params);
-    const bool any = pieces && pieces.begin + turn < pieces.end;
+    // Whether a piece from `p` on has a slice for this turn: short pieces have none for some.
+    const auto has_slice = [&](GemmWgmmaPieces<Plan::kCuts> p) {
+      if (!Plan::kRetains) return p && p.begin + turn < p.end;
+      while (p && p.begin + turn >= p.end) p.advance();
+      return static_cast<bool>(p);
+    };
+    const bool any = has_slice(pieces);
     if (any) {
       rings.words.wait_full();
       load_words(0);
@@ -1012,13 +1082,19 @@ struct GemmWgmmaMultiplier {
 
     for (; pieces; pieces.advance()) {
       const bool last_piece = pieces.is_last();
+      bool later = !last_piece;  // a slice for this warpgroup
+      if constexpr (Plan::kRetains) {
+        auto next = pieces;
+        next.advance();
+        later = has_slice(next);
+      }
       bool begins = true;
 #pragma unroll
       for (int v = 0; v < Plan::kRegisterTotals; ++v) total[v] = 0;
 #pragma unroll 1
       for (unsigned slice = pieces.begin + turn; slice < pieces.end; slice += kTurns) {
         const bool ends = slice + 1 == pieces.end;
-        const bool more = !last_piece || slice + kTurns < pieces.end;  // for this warpgroup
+        const bool more = later || slice + kTurns < pieces.end;  // for this warpgroup
         const std::uint32_t words_empty = rings.words.empty_barrier();
         if (ends) {
           touch_epilogue<Plan>(params, pieces.tile % row_tiles * Plan::kRows + part * 64,
@@ -1037,7 +1113,8 @@ struct GemmWgmmaMultiplier {
         __syncwarp();  // all lanes have read their words
         if (lane == 0) ptx::mbarrier_arrive(words_empty);
 
-        add_slice(slice, kTurns > 1 ? slice == 0 : begins, ends, begins && pieces.resumes(),
+        add_slice(slice, kTurns > 1 ? slice == pieces.begin : begins, ends,
+                  (kTurns > 1 ? slice == pieces.begin : begins) && pieces.resumes(),
                   ends && pieces.hands_over(), packed, [&] {
                     fetch_epilogue<Plan>(params, ptx::shared_address(epilogue_operands()),
                                          pieces.tile % row_tiles * Plan::kRows + part * 64,

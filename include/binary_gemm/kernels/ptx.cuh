@@ -135,6 +135,17 @@ __device__ inline bool mbarrier_try_wait(std::uint32_t barrier, std::uint32_t pa
   return done != 0;
 }
 
+/// The same without waiting.
+__device__ inline bool mbarrier_test_wait(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 /// Copies `bytes` (a multiple of 16, both addresses 16-byte aligned) from global to shared memory;
 /// completes on the barrier.
 __device__ inline void bulk_copy(std::uint32_t target, const void* source, std::uint32_t bytes,
