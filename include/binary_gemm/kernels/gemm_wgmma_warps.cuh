@@ -1,0 +1,297 @@
+#pragma once
+
+/// The warpgroup of gemm_wgmma that does not multiply: a warp that copies words and x, one or two
+/// that convert scales, and those that write outputs and move totals between CTAs.
+
+#include <cuda.h>
+
+#include "binary_gemm/kernels/epilogue.cuh"
+#include "binary_gemm/kernels/gemm_wgmma_plan.cuh"
+#include "binary_gemm/kernels/params.cuh"
+#include "binary_gemm/kernels/ptx.cuh"
+#include "binary_gemm/kernels/slice.cuh"
+
+namespace binary_gemm {
+namespace kernels {
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+/// One thread starts the copy of a slice's words to a stage of a turn.
+template <class Plan>
+__device__ inline void copy_words(const CUtensorMap& bits_map, std::uint32_t base,
+                                  std::uint32_t barriers, unsigned turn, unsigned stage,
+                                  unsigned slice, unsigned n0) {
+  const std::uint32_t full = GemmWgmmaRings<Plan>(barriers, turn).words.full + stage * 8;
+  ptx::mbarrier_arrive_expect_tx(full, Plan::kWordBytes);
+  ptx::tensor_copy_2d(
+      base + Plan::kWordOffset + (turn * Plan::kWordStages + stage) * Plan::kWordBytes, &bits_map,
+      slice * 32, n0, full);
+}
+
+/// What everything else waits for, by the warp that copies: barriers, the CTA's part of the tiles
+/// that are cut, and the copies of each turn's first words. Started here, before the CTA has met
+/// for the first time, they arrive about 1000 clocks sooner.
+template <class Plan>
+__device__ inline void begin_copies(const GemmParams& params, const TileShares& shares,
+                                    const CUtensorMap& x_map, const CUtensorMap& bits_map,
+                                    GemmWgmmaCut& cut, std::uint32_t base, std::uint32_t barriers,
+                                    unsigned row_tiles) {
+  const unsigned lane = threadIdx.x % kWarpSize;
+  if (lane == 0) {
+    ptx::prefetch_tensor_map(&bits_map);
+    ptx::prefetch_tensor_map(&x_map);
+    // By one thread: 4 clocks each, where lanes side by side take 64.
+    constexpr unsigned kWarpsOfTurn = 4 * Plan::kRowGroups;
+#pragma unroll
+    for (unsigned turn = 0; turn < Plan::kTurns; ++turn) {
+      const auto init = [&](std::uint32_t full, std::uint32_t empty, int stages) {
+        for (int i = 0; i < stages; ++i) {
+          ptx::mbarrier_init(full + i * 8, 1);
+          ptx::mbarrier_init(empty + i * 8, kWarpsOfTurn);
+        }
+      };
+      const GemmWgmmaRings<Plan> rings(barriers, turn);
+      init(rings.x.full, rings.x.empty, Plan::kXStages);
+      init(rings.words.full, rings.words.empty, Plan::kWordStages);
+      init(rings.scales.full, rings.scales.empty, Plan::kScaleStages);
+    }
+    const GemmWgmmaTotals<Plan> totals(barriers);
+    ptx::mbarrier_init(totals.full, kWarpsOfTurn);
+    ptx::mbarrier_init(totals.empty, Plan::kWriters);
+    ptx::mbarrier_init(totals.taken, 1);
+    ptx::fence_mbarrier_init();
+    if (Plan::kCuts) cut = GemmWgmmaCut(shares, params.slices);
+  }
+  __syncwarp();
+  ptx::named_barrier_arrive(0, Plan::kThreads);
+  const GemmWgmmaPieces<Plan::kCuts> pieces(shares, cut, params.slices);
+  if (lane == 0 && pieces) {
+#pragma unroll
+    for (unsigned turn = 0; turn < Plan::kTurns; ++turn) {
+      if (pieces.begin + turn >= pieces.end) break;
+      copy_words<Plan>(bits_map, base, barriers, turn, 0, pieces.begin + turn,
+                       pieces.tile % row_tiles * Plan::kRows);
+    }
+  }
+}
+
+/// One thread brings words, by slices, and x, by stages, of the CTA's pieces.
+template <class Plan>
+__device__ inline void copy_operands(GemmWgmmaPieces<Plan::kCuts> pieces, const CUtensorMap& x_map,
+                                     const CUtensorMap& bits_map, std::uint32_t base,
+                                     std::uint32_t barriers, unsigned row_tiles) {
+  constexpr int kTurns = Plan::kTurns;
+  unsigned word_stage[kTurns] = {}, word_parity[kTurns] = {};
+  unsigned x_stage[kTurns] = {}, x_parity[kTurns] = {};
+  bool begun = true;  // by begin_copies
+  for (; pieces; pieces.advance()) {
+    const unsigned n0 = pieces.tile % row_tiles * Plan::kRows;
+    const unsigned m0 = pieces.tile / row_tiles * Plan::kTokens;
+    for (unsigned first = pieces.begin; first < pieces.end; first += kTurns) {
+#pragma unroll
+      for (unsigned turn = 0; turn < kTurns; ++turn) {
+        if (first + turn >= pieces.end) break;
+        if (!begun) {
+          wait_for_barrier(GemmWgmmaRings<Plan>(barriers, turn).words.empty + word_stage[turn] * 8,
+                           word_parity[turn] ^ 1);
+          copy_words<Plan>(bits_map, base, barriers, turn, word_stage[turn], first + turn, n0);
+        }
+        if (++word_stage[turn] == Plan::kWordStages) word_stage[turn] = 0, word_parity[turn] ^= 1;
+      }
+      begun = false;
+      // After the first words; it does not wait again. Past K both words and x are zeros.
+      ptx::wait_for_dependencies();
+#pragma unroll 1
+      for (unsigned block = 0; block < Plan::kBlocks; block += Plan::kStageBlocks) {
+#pragma unroll
+        for (unsigned turn = 0; turn < kTurns; ++turn) {
+          if (first + turn >= pieces.end) break;
+          const GemmWgmmaRings<Plan> rings(barriers, turn);
+          const std::uint32_t full = rings.x.full + x_stage[turn] * 8;
+          wait_for_barrier(rings.x.empty + x_stage[turn] * 8, x_parity[turn] ^ 1);
+          ptx::mbarrier_arrive_expect_tx(full, Plan::kXBytes);
+          ptx::tensor_copy_3d(
+              base + Plan::kXOffset + (turn * Plan::kXStages + x_stage[turn]) * Plan::kXBytes,
+              &x_map, 0, m0, (first + turn) * Plan::kBlocks + block, full);
+          if (++x_stage[turn] == Plan::kXStages) x_stage[turn] = 0, x_parity[turn] ^= 1;
+        }
+      }
+    }
+  }
+}
+
+/// Converter `warp` turns scales of the CTA's pieces into mantissas and units. They arrive by
+/// cp.async where the mantissas will be. A turn has one converter, as its ring is waited for in
+/// order.
+template <class Plan>
+__device__ inline void convert_scales(const GemmParams& params, GemmWgmmaPieces<Plan::kCuts> pieces,
+                                      char* shared, std::uint32_t barriers, unsigned row_tiles,
+                                      unsigned warp) {
+  constexpr int kRowBytes = Plan::kScales * 2;
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const bool aligned = scales_are_aligned<kRowBytes>(params.scales, params.scales_stride);
+  // The slice that is fetched next, its turn, and where the rings of the turns are.
+  unsigned slice = pieces.begin, turn = 0;
+  unsigned parities = 0, stages = 0;  // a bit and a byte for each turn
+  const auto advance = [&] {
+    if ((stages >> 8 * turn & 0xff) + 1 == Plan::kScaleStages) {
+      stages &= ~(0xffu << 8 * turn), parities ^= 1u << turn;
+    } else {
+      stages += 1u << 8 * turn;
+    }
+    if (++turn == Plan::kTurns) turn = 0;
+    if (++slice == pieces.end) {
+      pieces.advance();
+      slice = pieces.begin, turn = 0;
+    }
+  };
+  // Fetches the converter's next slice. Its place in the rings, [turn][stage]; or -1.
+  const auto fetch_next = [&] {
+    while (pieces && turn % Plan::kConverters != warp) advance();
+    int place = -1;
+    if (pieces) {
+      const unsigned stage = stages >> 8 * turn & 0xff;
+      place = static_cast<int>(turn * Plan::kScaleStages + stage);
+      wait_for_barrier(GemmWgmmaRings<Plan>(barriers, turn).scales.empty + stage * 8,
+                       (parities >> turn & 1) ^ 1);
+      char* target = shared + Plan::kMantissaOffset + place * Plan::kMantissaBytes;
+      const unsigned first = slice * Plan::kScales;
+      const unsigned count = params.k / Plan::kGroup - first;
+      const unsigned row0 = pieces.tile % row_tiles * Plan::kRows;
+#pragma unroll 1
+      for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
+        // Rows past N repeat the last one; they are not stored.
+        const unsigned n = min(row0 + row, params.n - 1);
+        const __half* source = params.scales + std::uint64_t{n} * params.scales_stride + first;
+        fetch_row_scales<Plan::kScales>(target + row * kRowBytes, source, count, aligned);
+      }
+      advance();
+    }
+    ptx::cp_async_commit();  // of nothing at the end: the count of groups stays right
+    return place;
+  };
+  int done = fetch_next();
+#pragma unroll 1
+  while (done >= 0) {
+    const int ahead = fetch_next();
+    ptx::cp_async_wait<1>();
+    char* mantissas = shared + Plan::kMantissaOffset + done * Plan::kMantissaBytes;
+    float* units = reinterpret_cast<float*>(shared + Plan::kUnitOffset + done * Plan::kUnitBytes);
+    unsigned wide_groups = 0;
+#pragma unroll 1
+    for (unsigned row = lane; row < Plan::kRows; row += kWarpSize) {
+      units[row] = convert_row_scales<Plan::kScales>(mantissas + row * kRowBytes);
+      if (units[row] == 0) wide_groups |= 1u << row / 64;
+    }
+    wide_groups = __reduce_or_sync(0xffffffffu, wide_groups);
+    __syncwarp();
+    if (lane == 0) {
+      reinterpret_cast<unsigned*>(units)[Plan::kRows] = wide_groups;
+      ptx::mbarrier_arrive(GemmWgmmaRings<Plan>(barriers, done / Plan::kScaleStages).scales.full +
+                           done % Plan::kScaleStages * 8);
+    }
+    done = ahead;
+  }
+}
+
+/// Whether 64 rows of a token are written as vectors of 16 bytes. A residual is added to unrounded
+/// outputs by those who write them.
+__device__ inline bool stores_vectors(const GemmParams& params) {
+  return params.residual == nullptr && params.y_type != DataType::kFloat32 &&
+         params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
+}
+
+/// Writes the outputs of 64 rows by kTokens tokens from shared memory; `warps` warps take turns.
+/// `packed`: they are stage_outputs'; else they are unscaled totals as [token][row].
+template <class Plan>
+__device__ inline void store_part(const GemmParams& params, const char* from, bool packed,
+                                  unsigned n0, unsigned m0, unsigned warp, unsigned warps) {
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const unsigned tokens = min(unsigned{Plan::kTokens}, params.m - m0);
+  if (!packed) {
+#pragma unroll 1
+    for (unsigned token = warp; token < tokens; token += warps) {
+      const float2 total =
+          *reinterpret_cast<const float2*>(from + (token * Plan::kTotalStride + 2 * lane) * 4);
+      store_pair(params, m0 + token, n0 + 2 * lane, total, params.x_scales[m0 + token]);
+    }
+    return;
+  }
+  // Eight lanes write a token's 64 rows, a warp four tokens.
+  const unsigned n = n0 + lane % 8 * 8;
+  if (n >= params.n) return;
+#pragma unroll 2
+  for (unsigned token = warp * 4 + lane / 8; token < tokens; token += warps * 4) {
+    const uint4 eight = *reinterpret_cast<const uint4*>(from + token * Plan::kStagedStride +
+                                                        (lane % 8 ^ token % 8) * 16);
+    auto* y = static_cast<std::uint16_t*>(params.y) + (m0 + token) * params.y_stride + n;
+    if (n + 8 <= params.n) {
+      *reinterpret_cast<uint4*>(y) = eight;
+    } else {
+      const std::uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (unsigned i = 0; i < 7; ++i) {
+        if (n + i < params.n) y[i] = static_cast<std::uint16_t>(pairs[i / 2] >> 16 * (i % 2));
+      }
+    }
+  }
+}
+
+/// Writes the CTA's tiles but the last, and moves totals of tiles that are cut. `writer`: of the
+/// Plan::kWriters warps.
+template <class Plan>
+__device__ inline void store_tiles(const GemmParams& params, const TileShares& shares,
+                                   GemmWgmmaPieces<Plan::kCuts> pieces, char* shared,
+                                   std::uint32_t barriers, unsigned row_tiles, unsigned writer) {
+  constexpr unsigned kHandedFloats = Plan::kRowGroups * Plan::kHandedBytes / 4;
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const bool packed = stores_vectors(params);
+  const std::uint32_t totals = ptx::shared_address(shared + Plan::kTotalOffset);
+  GemmWgmmaTotals<Plan> ring(barriers);
+  for (; pieces; pieces.advance()) {
+    if (pieces.resumes() && writer == 0 && lane == 0) {
+      ring.wait_empty();
+      std::uint32_t* flag = shares.flags + blockIdx.x - 1;
+      while (ptx::load_acquire(flag) == 0) {
+      }
+      *flag = 0;  // as it was found
+      ptx::fence_proxy_async();
+      ptx::mbarrier_arrive_expect_tx(ring.taken, kHandedFloats * 4);
+      const float* from = shares.totals + std::size_t{blockIdx.x - 1} * kHandedFloats;
+#pragma unroll 1
+      for (int part = 0; part < Plan::kRowGroups; ++part) {
+        ptx::bulk_copy(totals + part * Plan::kTotalBytes, from + part * (Plan::kHandedBytes / 4),
+                       Plan::kHandedBytes, ring.taken);
+      }
+    }
+    if (pieces.hands_over()) {
+      ring.wait_full();
+      if (writer == 0 && lane == 0) {
+        float* to = shares.totals + std::size_t{blockIdx.x} * kHandedFloats;
+#pragma unroll 1
+        for (int part = 0; part < Plan::kRowGroups; ++part) {
+          ptx::bulk_store(to + part * (Plan::kHandedBytes / 4), totals + part * Plan::kTotalBytes,
+                          Plan::kHandedBytes);
+        }
+        ptx::bulk_commit();
+        ptx::bulk_wait();
+        ptx::store_release(shares.flags + blockIdx.x, 1);
+      }
+    } else {
+      if (pieces.is_last()) break;
+      ring.wait_full();
+#pragma unroll 1
+      for (int part = 0; part < Plan::kRowGroups; ++part) {
+        store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
+                         pieces.tile % row_tiles * Plan::kRows + part * 64,
+                         pieces.tile / row_tiles * Plan::kTokens, writer, Plan::kWriters);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(ring.empty_barrier());
+    ring.advance();
+  }
+}
+#endif
+
+}  // namespace kernels
+}  // namespace binary_gemm
