@@ -97,6 +97,8 @@ TEST(Tuning, TheWgmmaTileIsTheFastest) {
       const std::int64_t ns = wgmma_ns(config, m, layer);
       for (const WgmmaTile& tile : kWgmmaTiles) {
         EXPECT_LE(ns, wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors));
+        if (m < kWgmmaCutMinTokens) continue;
+        EXPECT_LE(ns, cut_wgmma_ns(tile, m, layer.n, layer.k, kMultiprocessors));
       }
       EXPECT_GE(ns, before) << "N = " << layer.n << ", M = " << m << ": more tokens take less time";
       before = ns;
@@ -124,7 +126,7 @@ TEST(Tuning, TilesAreCutWhereThatIsFaster) {
   EXPECT_GT(cuts, 0);
   for (std::int64_t tiles = 1; tiles < 1000; ++tiles) {
     const std::int64_t whole = whole_tiles(tiles, kMultiprocessors);
-    EXPECT_EQ(whole % kMultiprocessors == 0 || whole == tiles, true) << tiles;
+    EXPECT_TRUE(whole % kMultiprocessors == 0 || whole == tiles) << tiles;
     if (whole == tiles) continue;
     EXPECT_GT(tiles - whole, kMultiprocessors) << tiles;
     EXPECT_LT(tiles - whole, 2 * kMultiprocessors) << tiles;

@@ -499,7 +499,6 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   auto* values = static_cast<std::int8_t*>(launch.workspace.data);
   auto* scales = reinterpret_cast<float*>(values + x.rows * stride);
   const MutableActivationView q{values, scales, x.rows, x.cols, stride, 0, 0};
-  char* hand_over = reinterpret_cast<char*>(scales) + aligned(x.rows * 4);
   check::workspace(values, static_cast<std::int64_t>(needed), x, w, epilogue, y);
   const Device& device = prepared_device(device_of("y", y.data, current_device()));
   check_device("workspace", launch.workspace.data, device);
@@ -510,6 +509,7 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
   const KernelConfig config = configuration(device, launch.kernel, x.rows, w, takes_order(w),
                                             can_hand_over(device, x.rows));
   const bool ordered = wants_order(config.family);
+  char* hand_over = config.cuts ? reinterpret_cast<char*>(scales) + aligned(x.rows * 4) : nullptr;
   const DeviceGuard guard(device.index);
   if (config.family == Family::kDecodeB1 && x.rows == 1 && x.type != DataType::kFloat32) {
     // The kernel that multiplies with one token may quantize it too. But every CTA reads all of it,
@@ -526,7 +526,7 @@ void binary_linear(const ConstMatrixView& x, const WeightView& w, const Epilogue
     }
   }
   launch_quantize(device, x, q, ordered ? static_cast<int>(w.group_size) : 0,
-                  config.cuts ? reinterpret_cast<std::uint32_t*>(hand_over) : nullptr, launch);
+                  reinterpret_cast<std::uint32_t*>(hand_over), launch);
   if (ordered) {
     launch_ordered(device, resolve(q, w, epilogue, y), w.group_size, config, hand_over,
                    following(launch));

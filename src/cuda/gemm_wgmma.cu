@@ -38,7 +38,12 @@ WgmmaLaunch plan(const WgmmaShape& shape) {
   WgmmaLaunch launch;
   launch.kernel = reinterpret_cast<const void*>(
       &kernels::gemm_wgmma<kTable.row_groups, kTable.turns, kTokens, kGroup, false>);
-  if (kMayBeCut && shape.config.cuts) {  // with the same shared memory
+  using CutPlan = kernels::GemmWgmma<kTable.row_groups, kTable.turns, kTokens, kGroup, kMayBeCut>;
+  static_assert(CutPlan::kSharedBytes == Plan::kSharedBytes, "they are launched alike");
+  static_assert(!kMayBeCut || (Plan::kResident == 1 && Plan::kRowGroups * Plan::kHandedBytes <=
+                                                           kernels::kHandOverTileBytes),
+                "there is memory for a CTA's tile on each multiprocessor");
+  if (kMayBeCut && shape.config.cuts) {
     launch.kernel = reinterpret_cast<const void*>(
         &kernels::gemm_wgmma<kTable.row_groups, kTable.turns, kTokens, kGroup, kMayBeCut>);
   }

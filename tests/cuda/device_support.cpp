@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "binary_gemm/binary_gemm.h"
+#include "binary_gemm/kernels/tuning.h"
 #include "binary_gemm/reference.h"
 
 namespace binary_gemm {
@@ -344,23 +345,24 @@ void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& bod
   BINARY_GEMM_CHECK_CUDA(cudaGraphDestroy(graph));
 }
 
-std::set<unsigned> kernel_grids(cudaStream_t stream, const std::function<void()>& body) {
+std::set<std::pair<const void*, unsigned>> kernels_of(cudaStream_t stream,
+                                                      const std::function<void()>& body) {
   const cudaGraph_t graph = capture(stream, body);
   std::size_t count = 0;
   BINARY_GEMM_CHECK_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
   BINARY_GEMM_CHECK_CUDA(cudaGraphGetNodes(graph, nodes.data(), &count));
-  std::set<unsigned> grids;
+  std::set<std::pair<const void*, unsigned>> kernels;
   for (const cudaGraphNode_t node : nodes) {
     cudaGraphNodeType type{};
     BINARY_GEMM_CHECK_CUDA(cudaGraphNodeGetType(node, &type));
     if (type != cudaGraphNodeTypeKernel) continue;
     cudaKernelNodeParams params{};
     BINARY_GEMM_CHECK_CUDA(cudaGraphKernelNodeGetParams(node, &params));
-    grids.insert(params.gridDim.x);
+    kernels.emplace(params.func, params.gridDim.x);
   }
   BINARY_GEMM_CHECK_CUDA(cudaGraphDestroy(graph));
-  return grids;
+  return kernels;
 }
 
 std::vector<cuda::Kernel> kernels_for(const Shape& shape) {
@@ -478,7 +480,8 @@ void DeviceTest::TearDown() {
 
 void ModeTest::SetUp() {
   DeviceTest::SetUp();
-  if (!IsSkipped() && !HasFatalFailure()) scratch_.emplace(kScratchBytes, stream());
+  if (!IsSkipped() && !HasFatalFailure())
+    scratch_.emplace(kScratchX + std::size_t{kernels::kHandOverBytes}, stream());
 }
 
 void ModeTest::TearDown() {

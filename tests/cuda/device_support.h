@@ -175,8 +175,9 @@ std::string mode_name(const ::testing::TestParamInfo<Mode>& info);
 /// Calls `body` plainly; or captures it from `stream`, replays the graph once and waits.
 void run(const Mode& mode, cudaStream_t stream, const std::function<void()>& body);
 
-/// gridDim.x of every kernel that `body` would launch on the stream. Launches none.
-std::set<unsigned> kernel_grids(cudaStream_t stream, const std::function<void()>& body);
+/// Every kernel that `body` would launch on the stream, with its gridDim.x. Launches none.
+std::set<std::pair<const void*, unsigned>> kernels_of(cudaStream_t stream,
+                                                      const std::function<void()>& body);
 
 /// Makes a device current for a scope.
 class CurrentDevice {
@@ -237,7 +238,7 @@ class ModeTest : public DeviceTest, public ::testing::WithParamInterface<Mode> {
  protected:
   void SetUp() override;
   void TearDown() override;
-  /// With a workspace for kScratchBytes of x, for the kernels that use one.
+  /// With a workspace for kScratchX bytes of x, and one to hand tiles over.
   cuda::Launch launch(cuda::Kernel kernel = cuda::Kernel::kAuto) const {
     return launch(kernel, *scratch_);
   }
@@ -252,7 +253,7 @@ class ModeTest : public DeviceTest, public ::testing::WithParamInterface<Mode> {
   }
 
  private:
-  static constexpr std::size_t kScratchBytes = std::size_t{1} << 23;
+  static constexpr std::size_t kScratchX = std::size_t{1} << 23;
   std::optional<DeviceWorkspace> scratch_;
 };
 

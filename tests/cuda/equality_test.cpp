@@ -478,6 +478,17 @@ TEST_P(CudaEqualityFull, EveryWgmmaTile) {
                        narrow ? DataType::kBFloat16 : DataType::kFloat32, true, stream());
           check_all(c);
           if (HasFatalFailure()) return;
+          if (!cuts) continue;
+          // With room for x alone it is another kernel.
+          const DeviceWorkspace small(static_cast<std::size_t>(shape.m * shape.k), stream());
+          DeviceOutput y(c.problem->output(c.type), c.type, stream());
+          const auto kernels = [&](const cuda::Launch& how) {
+            return kernels_of(stream(), [&] {
+              cuda::binary_gemm(c.device.x(), c.device.w(), {}, y.view(), how);
+            });
+          };
+          EXPECT_NE(kernels(launch(Kernel::kWgmma)), kernels(launch(Kernel::kWgmma, small)))
+              << int{tile.tokens} << " tokens were not cut, G = " << g;
         }
       }
     }
@@ -512,9 +523,12 @@ TEST_P(CudaEqualityFull, EveryMmaTile) {
         if (HasFatalFailure()) return;
         if (!as_expected) continue;
         DeviceOutput y(c.problem->output(c.type), c.type, stream());
-        const std::set<unsigned> grids = kernel_grids(stream(), [&] {
-          cuda::binary_gemm(c.device.x(), c.device.w(), {}, y.view(), launch(Kernel::kMma));
-        });
+        std::set<unsigned> grids;
+        for (const auto& [kernel, grid] : kernels_of(stream(), [&] {
+               cuda::binary_gemm(c.device.x(), c.device.w(), {}, y.view(), launch(Kernel::kMma));
+             })) {
+          grids.insert(grid);
+        }
         const std::int64_t row_tiles = (tile.n + tile.rows - 1) / tile.rows;
         const std::int64_t token_tiles = (tile.m + tile.tokens - 1) / tile.tokens;
         EXPECT_EQ(grids.count(static_cast<unsigned>(row_tiles * token_tiles)), 1u)

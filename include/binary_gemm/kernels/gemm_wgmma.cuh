@@ -58,15 +58,6 @@ __device__ inline void store_fragment(char* to, const float (&value)[kValues]) {
   }
 }
 
-/// Brings scales of x and biases to the L1 cache, a slice before fetch_epilogue wants them.
-template <class Plan>
-__device__ inline void touch_epilogue(const GemmParams& params, unsigned n0, unsigned m0) {
-  constexpr unsigned kSector = 8;  // floats
-  const unsigned first = threadIdx.x % kWarpSize * kSector;
-  if (first < Plan::kTokens) ptx::touch(params.x_scales + min(m0 + first, params.m - 1));
-  if (params.bias != nullptr && first < 64) ptx::touch(params.bias + min(n0 + first, params.n - 1));
-}
-
 /// A warpgroup starts to fetch what stage_outputs wants for 64 rows: [token] scales of x, then
 /// [row] biases.
 template <class Plan>
@@ -255,7 +246,7 @@ struct GemmWgmmaMultiplier {
 
   /// For the x of a slice's second block, while the first multiplies.
   __device__ __forceinline__ void wait_for_second_x() const {
-    if (Plan::kWaitsAhead && kDots == 1 && Plan::kStageBlocks == 1) {
+    if (Plan::kWaitsAhead && kDots == 1) {
       wait_for_x(x_first + 1, x_parity);
     }
   }
@@ -309,12 +300,12 @@ struct GemmWgmmaMultiplier {
                 load_next_slice_words();
               }
               if constexpr (Plan::kWaitsAhead && !kWide) {
-                // For the next block's x, if it is of this slice. The last block's own is there.
-                const bool over = block + 1 == kRoundBlocks;
-                if (over && Plan::kRounds > 1) {
-                  wait_for_x(ends ? stage : 0, x_parity ^ (ends ? 0 : 1));
-                } else if (!over && (block + 1) % Plan::kStageBlocks == 0) {
+                // For the next block's x. After a slice's last block start_slice waits: here that
+                // block waits for its own, which is there, as a branch would be C7514.
+                if (block + 1 < kRoundBlocks) {
                   wait_for_x(stage + 1, x_parity);
+                } else if (Plan::kRounds > 1) {
+                  wait_for_x(ends ? stage : 0, x_parity ^ (ends ? 0 : 1));
                 }
               }
             }
@@ -537,10 +528,6 @@ struct GemmWgmmaMultiplier {
         const bool ends = slice + 1 == pieces.end;
         const bool more = !last_piece || slice + kTurns < pieces.end;  // for this warpgroup
         const std::uint32_t words_empty = rings.words.empty_barrier();
-        if (ends) {
-          touch_epilogue<Plan>(params, pieces.tile % row_tiles * Plan::kRows + part * 64,
-                               pieces.tile / row_tiles * Plan::kTokens);
-        }
         if (any_wide) {
           multiply<true>(more);
           if constexpr (Plan::kTwoDots) no_last_dot();
@@ -614,7 +601,7 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup,
   if (warpgroup == Plan::kConsumers && warp == 0) {
     begin_copies<Plan>(params, shares, x_map, bits_map, cut, base, barriers, row_tiles);
   } else {
-    ptx::named_barrier_sync(0, Plan::kThreads);
+    ptx::named_barrier_sync(0, Plan::kThreads);  // __syncthreads, where that warp does not wait
   }
   ptx::launch_dependents();
 

@@ -72,6 +72,7 @@ struct GemmWgmma {
   /// A stage of x has several blocks if they are small: one thread issues a copy in about 200
   /// clocks.
   static constexpr int kStageBlocks = kTokens <= 16 ? 8 : kTokens <= 32 ? 4 : kTokens <= 64 ? 2 : 1;
+  static_assert(!kWaitsAhead || kStageBlocks == 1, "it waits for each block");
   static constexpr int kBlockBytes = kTokens * kBlock;
   static constexpr int kXBytes = kStageBlocks * kBlockBytes;
   static constexpr int kWordBytes = kRows * static_cast<int>(kSliceK) / 8;
@@ -110,9 +111,11 @@ struct GemmWgmma {
   static constexpr int kUnitOffset = kMantissaOffset + kTurns * kScaleStages * kMantissaBytes;
   static constexpr int kBarrierOffset = kUnitOffset + kTurns * kScaleStages * kUnitBytes;
   static constexpr int kTurnBarriers = 2 * (kXStages + kWordStages + kScaleStages);
-  static constexpr int kBarriers = kTurns * kTurnBarriers + 3;
-  static constexpr int kCutOffset = kBarrierOffset + kBarriers * 8;  ///< GemmWgmmaCut
-  static constexpr int kEpilogueOffset = kCutOffset + 16;
+  static constexpr int kTotalBarriers = 3;  ///< of GemmWgmmaTotals
+  static constexpr int kBarriers = kTurns * kTurnBarriers + kTotalBarriers;
+  static constexpr int kCutOffset = kBarrierOffset + kBarriers * 8;
+  static constexpr int kCutBytes = 16;  ///< GemmWgmmaCut
+  static constexpr int kEpilogueOffset = kCutOffset + kCutBytes;
   static constexpr int kTotalOffset =
       (kEpilogueOffset + kRowGroups * kEpilogueBytes + 127) / 128 * 128;
   static constexpr int kHandedBytes = 64 * kTokens * 4;  ///< totals of 64 rows

@@ -35,6 +35,7 @@ __device__ inline void begin_copies(const GemmParams& params, const TileShares& 
                                     const CUtensorMap& x_map, const CUtensorMap& bits_map,
                                     GemmWgmmaCut& cut, std::uint32_t base, std::uint32_t barriers,
                                     unsigned row_tiles) {
+  static_assert(sizeof(GemmWgmmaCut) == Plan::kCutBytes, "");
   const unsigned lane = threadIdx.x % kWarpSize;
   if (lane == 0) {
     ptx::prefetch_tensor_map(&bits_map);

@@ -223,11 +223,6 @@ __device__ inline void store_release(std::uint32_t* address, std::uint32_t value
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// Loads a word into the L1 cache and nowhere else; nothing waits for it.
-__device__ inline void touch(const float* address) {
-  asm volatile("{ .reg .f32 unused; ld.global.f32 unused, [%0]; }" ::"l"(address));
-}
-
 /// Programmatic dependent launch: lets the next kernel of the stream start. No effect before sm_90
 /// or without the launch attribute.
 __device__ inline void launch_dependents() {

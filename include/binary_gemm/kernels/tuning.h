@@ -43,13 +43,15 @@
 ///     454 ns, after it 434; of 64 x 64 157 both
 ///   the next slice's mantissas fetched before a slice is added: 455, after it 441; integers turned
 ///     to floats in a loop of their own, with no select for wide slices: 452, with it 438
-///   a tile's totals handed over by the threads that multiply, from registers and to them: 72 to
-///   216
-///     bytes spill; by way of shared memory and the copy engine out at M = 512 34.4 -> 32.3
-///   a second launch, of smaller tiles, for the last rows: K = 17408 at M = 512 97, tiles cut 81
-///   barriers initialized by 32 lanes at once, 64 clocks each: out at M = 16 8.8; by one thread, 4
-///     clocks each, 6.6
-///   the first x copied, or the first scales converted, before anything else: no gain
+///   a tile's totals handed over by the threads that multiply: 72 to 216 bytes spill; by way of
+///     shared memory out at M = 512 34.4, moved by the copy engine 32.3
+///   a second launch, of smaller tiles, for the last rows, and the choice of tiles of then: K =
+///     17408 at M = 512 97.2, tiles cut 91.7; LM head at M = 256 606, 573; out at M = 1024, back to
+///     back, 56.3, 58.0
+///   barriers initialized by 32 lanes at once, 64 clocks each: 8448 x 5120 at M = 16 8.8; by one
+///     thread, 4 clocks each, 6.6
+///   the first x copied, or the first scales converted, before anything else: no gain; scales of x
+///     brought to L1 a slice before the epilogue copies them: none either (9.85, 9.84)
 ///   K split over a cluster, slice sums added in order through distributed shared memory: out at
 ///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
 
@@ -172,10 +174,11 @@ constexpr std::int64_t cut_wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::
   if (!may_be_cut(tile.row_groups, tile.turns, tile.tokens) || whole == tiles) {
     return wgmma_ns(tile, m, n, k, multiprocessors) + kWgmmaCutNs;
   }
-  const std::int64_t slices = (k + 1023) / 1024;
+  constexpr std::int64_t kSliceBlocks = 8;
+  const std::int64_t slices = (k + 128 * kSliceBlocks - 1) / (128 * kSliceBlocks);
   const std::int64_t most = ((tiles - whole) * slices + multiprocessors - 1) / multiprocessors;
   const std::int64_t turns = whole / multiprocessors;
-  return tile.launch_ns + (turns * slices + most) * 8 * tile.block_ns[0] +
+  return tile.launch_ns + (turns * slices + most) * kSliceBlocks * tile.block_ns[0] +
          (turns + 1) * kWgmmaTileNs + kWgmmaCutNs;
 }
 
@@ -203,9 +206,11 @@ inline constexpr std::int64_t kWgmmaCutMinTokens = 65;
 /// Multiprocessors for which there is memory to hand tiles over: as many as the largest GPU of
 /// compute capability 9.0 could have.
 inline constexpr std::int64_t kHandOverCtas = 144;
-/// A tile's totals and a flag for each; the flags come first.
+/// A tile's totals, of 128 x 128 at most, and a flag for each; the flags come first.
+inline constexpr std::int64_t kHandOverTileBytes = 128 * 128 * 4;
 inline constexpr std::int64_t kHandOverFlagBytes = kHandOverCtas * 4;
-inline constexpr std::int64_t kHandOverBytes = kHandOverFlagBytes + kHandOverCtas * 128 * 128 * 4;
+inline constexpr std::int64_t kHandOverBytes =
+    kHandOverFlagBytes + kHandOverCtas * kHandOverTileBytes;
 
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
 /// slices by turns, where decode_s8 takes rounds: K = 17408 on an H200, us, M = 6 and 8 by
