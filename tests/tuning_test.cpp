@@ -38,19 +38,27 @@ std::int64_t wgmma_ns(const KernelConfig& config, std::int64_t m, const Layer& l
 }
 
 TEST(Tuning, IsKnownToTheCompiler) {
-  static_assert(choose(90, 1, 8192, 5120, 128, true, true, true, kMultiprocessors).family ==
+  static_assert(choose(90, 1, 8192, 5120, 128, true, true, true, true, kMultiprocessors).family ==
                     Family::kDecodeB1,
                 "");
-  static_assert(choose(90, 8, 8192, 5120, 128, true, true, true, kMultiprocessors).family ==
+  static_assert(choose(90, 8, 8192, 5120, 128, true, true, true, true, kMultiprocessors).family ==
                     Family::kDecodeS8,
                 "");
-  static_assert(choose(90, 2048, 8192, 5120, 128, true, true, true, kMultiprocessors).family ==
-                    Family::kWgmma,
-                "");
   static_assert(
-      choose(80, 2048, 8192, 5120, 128, true, false, true, kMultiprocessors).family == Family::kMma,
+      choose(90, 2048, 8192, 5120, 128, true, true, true, true, kMultiprocessors).family ==
+          Family::kWgmma,
       "");
-  static_assert(choose(100, 1, 8192, 5120, 128, true, false, true, kMultiprocessors).family ==
+  static_assert(
+      choose(80, 2048, 8192, 5120, 128, true, false, true, true, kMultiprocessors).family ==
+          Family::kMma,
+      "");
+  static_assert(choose(90, 8, 5120, 17408, 128, true, true, true, true, kMultiprocessors).family ==
+                    Family::kDecodeS8,
+                "by a ring");
+  static_assert(choose(90, 8, 5120, 17408, 128, true, true, true, false, kMultiprocessors).family ==
+                    Family::kWgmma,
+                "without one");
+  static_assert(choose(100, 1, 8192, 5120, 128, true, false, true, true, kMultiprocessors).family ==
                     Family::kDecodeS8,
                 "the binary tensor core is emulated");
 }
@@ -68,7 +76,7 @@ TEST(Tuning, TilesHoldTheirTokens) {
   for (const std::int64_t g : kGroups) {
     for (std::int64_t m = 1; m <= 64; ++m) {
       const KernelConfig config =
-          choose(90, m, 8192, 5120, g, false, false, false, kMultiprocessors);
+          choose(90, m, 8192, 5120, g, false, false, false, true, kMultiprocessors);
       const std::int64_t most = max_tokens(config.family, g);
       EXPECT_GE(config.tokens, std::min(m, most)) << "M = " << m << ", G = " << g;
       EXPECT_TRUE(config.family != Family::kDecodeB1 || m <= most) << "M = " << m;

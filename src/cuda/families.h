@@ -37,10 +37,10 @@ struct DecodeLaunch {
   std::uint32_t warps = 0;  ///< of a team: block (32, warps, teams)
   std::uint32_t teams = 1;
   std::uint32_t shared_bytes = 0;
-  bool engine = false;        ///< the kernel uses the copy engine, with boxes of
-  std::uint32_t rows = 0;     ///< this many rows
-  std::uint32_t slices = 0;   ///< by this many slices
-  std::uint32_t cut[6] = {};  ///< kernels::DecodeS8Cut
+  bool engine = false;         ///< the kernel uses the copy engine, with boxes of
+  std::uint32_t rows = 0;      ///< this many rows
+  std::uint32_t slices = 0;    ///< by this many slices
+  std::uint32_t cut[11] = {};  ///< kernels::DecodeS8Cut or DecodeRingCut
 };
 
 /// A shape for asking what kernels there are: one block, and all the shared memory there could be.

@@ -166,6 +166,32 @@ TEST_P(CudaEquality, SmallSetOfRounds) {
   }
 }
 
+TEST_P(CudaEquality, SmallSetOfRings) {
+  // decode_s8 by a ring of stages: 16 tokens, or long rows, or many. Blocks of a CTA that are fewer
+  // and more than the stages, with one round and several; sets of warps that share them.
+  std::uint64_t seed = 90;
+  const auto patterns = all_scale_patterns();
+  for (const std::int64_t g : {128, 256}) {
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{4261, kSliceK},
+                               {150, 5 * kSliceK},
+                               {150, 6 * kSliceK},
+                               {33, 11 * kSliceK},
+                               {2149, 17 * kSliceK}}) {
+      const ScalePattern scales = patterns[seed % patterns.size()];
+      SCOPED_TRACE(name(scales));
+      const Case c(make_tall_problem({16, n, k, g}, scales, all_activation_patterns()[seed % 3],
+                                     all_layouts()[0], seed),
+                   kFloatTypes[seed % 3], seed % 2 == 0, stream());
+      ++seed;
+      for (const std::int64_t m : {3, 8, 9, 16}) {
+        check(c, {16 - m, m, 0, n});
+        if (HasFatalFailure()) return;
+      }
+      EXPECT_TRUE(c.device.unchanged(stream()));
+    }
+  }
+}
+
 TEST_P(CudaEquality, SmallSetOfPacking) {
   Random random(70);
   std::uint64_t seed = 70;
@@ -303,6 +329,27 @@ TEST_P(CudaEqualityFull, ManyRows) {
       const Case c = make_case({64, n, k, g}, ScalePattern::kNegative, seed);
       for (const std::int64_t m : {1, 2, 3, 5, 8, 16, 24, 32, 40, 64}) {
         check(c, {64 - m, m, 0, n});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(CudaEqualityFull, ManyRowsByARing) {
+  // So many that 8 tokens go by a ring too; and at K = 17408 more of a CTA's than its stages.
+  std::uint64_t seed = 560;
+  for (const std::int64_t g : {128, 256}) {
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{17415, kSliceK},
+                               {12929, 2 * kSliceK},
+                               {13000, 5 * kSliceK},
+                               {10573, 17 * kSliceK}}) {
+      if (thinned(++seed)) continue;
+      const ScalePattern scales = seed % 2 == 0 ? ScalePattern::kNarrow : ScalePattern::kMixed;
+      const Case c(make_tall_problem({16, n, k, g}, scales, ActivationPattern::kRandom,
+                                     all_layouts()[0], seed),
+                   kFloatTypes[seed % 3], seed % 2 == 0, stream());
+      for (const std::int64_t m : {1, 5, 8, 13}) {
+        check(c, {16 - m, m, 0, n});
         if (HasFatalFailure()) return;
       }
     }

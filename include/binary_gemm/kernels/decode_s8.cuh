@@ -1,6 +1,7 @@
 #pragma once
 
-/// Decode on the int8 tensor core: y = x · Wᵀ for up to 8 or 16 tokens, any N, K and G.
+/// Decode on the int8 tensor core: y = x · Wᵀ for up to 8 or 16 tokens, any N, K and G. On Hopper
+/// decode_ring.cuh takes some shapes: see takes_ring in tuning.h.
 ///
 /// Weights are expanded in registers from a bit to a byte of +1 or -1, and multiply as operand A of
 /// m16n8k32: 16 rows of W by 8 tokens. Within each 32 weights of a row the order of K is permuted,
@@ -29,12 +30,6 @@
 
 namespace binary_gemm {
 namespace kernels {
-
-/// Puts 32 consecutive bytes (four a word) in the order of expand_signs.
-__device__ inline void permute_as_signs(std::uint32_t (&words)[8]) {
-  transpose_bytes(&words[0]);
-  transpose_bytes(&words[4]);
-}
 
 /// The shapes and the shared-memory plan of decode_s8, for host and device.
 template <int kTokens, int kGroup>

@@ -134,5 +134,11 @@ __device__ inline void transpose_bytes(std::uint32_t* w) {
   w[3] = __byte_perm(high01, high23, 0x7632);
 }
 
+/// Puts 32 consecutive bytes (four a word) in the order of expand_signs.
+__device__ inline void permute_as_signs(std::uint32_t (&words)[8]) {
+  transpose_bytes(&words[0]);
+  transpose_bytes(&words[4]);
+}
+
 }  // namespace kernels
 }  // namespace binary_gemm

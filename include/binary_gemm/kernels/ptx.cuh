@@ -44,6 +44,31 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// Loads 4, 8 or 16 bytes of shared memory, as aligned.
+__device__ inline std::uint32_t load_shared_4(std::uint32_t address) {
+  std::uint32_t d;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
+  return d;
+}
+__device__ inline uint2 load_shared_8(std::uint32_t address) {
+  uint2 d;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(d.x), "=r"(d.y) : "r"(address) : "memory");
+  return d;
+}
+__device__ inline uint4 load_shared_16(std::uint32_t address) {
+  uint4 d;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+               : "r"(address)
+               : "memory");
+  return d;
+}
+
+/// Adds to an int in shared memory, as one step for all threads.
+__device__ inline void add_shared(std::uint32_t address, std::int32_t value) {
+  asm volatile("red.shared.add.s32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
 /// Loads four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i
 /// / 8. Lane (g, t) = (lane / 4, lane % 4) receives the 4 bytes t of row g of each.
 __device__ inline void ldmatrix_x4(std::uint32_t (&d)[4], std::uint32_t address) {

@@ -21,10 +21,13 @@ struct SliceUnit {
   bool narrow;  ///< false: sum by fused multiply-adds in the order of the groups
 };
 
-/// Replaces `kPairs` pairs of fp16 scales by pairs of int16 mantissas (left undefined where the
-/// slice is wide) and returns their unit.
+/// Adding 1.5 * 2^23 leaves an integer of up to 22 bits in the low bits of a float.
+inline constexpr float kRoundToInteger = 12582912.0f;
+
+/// The unit of `kPairs` pairs of fp16 scales, and its inverse.
 template <int kPairs>
-__device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) {
+__device__ inline SliceUnit unit_of_scales(const std::uint32_t (&pairs)[kPairs],
+                                           float& inverse_unit) {
   constexpr std::uint32_t kMagnitudes = 0x7fff7fffu;
   constexpr std::uint32_t kExponentBits = 0x7c00u;  // also the magnitude of infinity
   // fp16 magnitudes compare as their bits do.
@@ -42,11 +45,9 @@ __device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) 
   // Every nonzero fp16 is a normal float, so the exponent field is floor(log2) + 127.
   const float s_max = __half2float(__ushort_as_half(static_cast<unsigned short>(max_bits)));
   const std::uint32_t field = max_bits == 0 ? 127u : __float_as_uint(s_max) >> 23;
-  const float inverse_unit = __uint_as_float((2u * 127u + 13u - field) << 23);
+  inverse_unit = __uint_as_float((2u * 127u + 13u - field) << 23);
   SliceUnit slice{__uint_as_float((field - 13u) << 23), true};
 
-  // Adding 1.5 * 2^23 leaves an integer of up to 22 bits in the low bits of the float.
-  constexpr float kRound = 12582912.0f;
   // Exponents that differ by at most 3 always give integers; others are looked at one by one.
   bool integers = max_bits < kExponentBits;
   const bool close = (max_bits & kExponentBits) <= (min_bits & kExponentBits) + (3u << 10);
@@ -60,14 +61,28 @@ __device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) 
     }
   }
   slice.narrow = integers;
+  return slice;
+}
+
+/// A pair of scales as mantissas, in the low 22 bits.
+__device__ inline uint2 mantissa_bits(std::uint32_t pair, float inverse_unit) {
+  const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  return make_uint2(__float_as_uint(__fmaf_rn(scale.x, inverse_unit, kRoundToInteger)),
+                    __float_as_uint(__fmaf_rn(scale.y, inverse_unit, kRoundToInteger)));
+}
+
+/// Replaces `kPairs` pairs of fp16 scales by pairs of int16 mantissas (left undefined where the
+/// slice is wide) and returns their unit.
+template <int kPairs>
+__device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) {
+  float inverse_unit;
+  const SliceUnit unit = unit_of_scales(pairs, inverse_unit);
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&pairs[i]));
-    const std::uint32_t low = __float_as_uint(__fmaf_rn(scale.x, inverse_unit, kRound));
-    const std::uint32_t high = __float_as_uint(__fmaf_rn(scale.y, inverse_unit, kRound));
-    pairs[i] = __byte_perm(low, high, 0x5410);
+    const uint2 two = mantissa_bits(pairs[i], inverse_unit);
+    pairs[i] = __byte_perm(two.x, two.y, 0x5410);
   }
-  return slice;
+  return unit;
 }
 
 /// Whether rows of scales can be copied by 16 bytes, or a slice's kBytes if that is less.

@@ -54,6 +54,9 @@
 ///     brought to L1 a slice before the epilogue copies them: none either (9.85, 9.84)
 ///   K split over a cluster, slice sums added in order through distributed shared memory: out at
 ///     M = 32 10.5, without 9.7; K = 17408 27.7, without 25.7
+///   tiles cut too where there are fewer than multiprocessors, sums of a tile's second part kept in
+///     shared memory until the totals of the first come: K = 17408 at M = 16 13.9, whole 13.8; M =
+///     32 16.7, 16.1; M = 64 24.7, 23.8. A tile of 17 slices is cut twice, and hands over twice
 
 #include <cstdint>
 #include <initializer_list>
@@ -212,10 +215,26 @@ inline constexpr std::int64_t kHandOverFlagBytes = kHandOverCtas * 4;
 inline constexpr std::int64_t kHandOverBytes =
     kHandOverFlagBytes + kHandOverCtas * kHandOverTileBytes;
 
+/// Whether decode_s8 goes by the ring of stages of decode_ring.cuh, where the copy engine can read
+/// W and K is a multiple of 1024; `tokens`: the batch tile. That is faster with 16 tokens, for long
+/// rows, and where a multiprocessor has many blocks of 16 rows; else its start takes longer. On an
+/// H200, us, plain and back to back, without and with it:
+///   M = 8:  gate (8 blocks) 11.5, 9.2 -> 11.5, 8.6; LM head (118) 80.8, 78.7 -> 76.8, 73.7;
+///     K = 17408 14.4, 13.1 -> 13.2, 10.3; but out (2) 5.4, 4.4 -> 6.0, 4.2
+///   M = 16: out 6.8, 5.9 -> 6.7, 5.1; gate 14.1, 12.4 -> 13.3, 11.1; LM head 106, 103 -> 93, 90
+/// Groups of 32 and 64 would spill registers there.
+constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64_t group_size,
+                          int multiprocessors) {
+  constexpr std::int64_t kManyBlocks = 6;  // a multiprocessor; between QKV (4) and gate
+  return group_size >= 128 && k % 1024 == 0 &&
+         (tokens > 8 || k > 10240 || n > 16 * kManyBlocks * multiprocessors);
+}
+
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
 /// slices by turns, where decode_s8 takes rounds: K = 17408 on an H200, us, M = 6 and 8 by
-/// decode_s8 14.3 and 14.6, up to 16 tokens by wgmma 13.8; binary_linear 15.4 and 15.9, 14.4.
+/// decode_s8 14.3 and 14.6, up to 16 tokens by wgmma 13.8. By a ring decode_s8 keeps M <= 8.
 constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 6 : 17; }
+constexpr std::int64_t kRingTokens = 8;
 
 /// From this M on the mma kernel is faster than decode_s8 in chunks of 16. On an H200, forced, us:
 /// at M = 64 by the times in src/cuda/gemm_mma.cu 20 (QKV, out), 41 (gate), 69 (K = 17408) against
@@ -237,16 +256,21 @@ constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t gro
 }
 
 /// The table's choice. `ordered`: x can be put in the order of the wgmma and mma kernels; `wgmma`:
-/// there is that kernel; `may_cut`: and memory to hand tiles over. At M = 4 the decode families
-/// meet: see bench/results.
+/// there is that kernel; `may_cut`: and memory to hand tiles over; `engine`: the copy engine can
+/// read W. At M = 4 the decode families meet: see bench/results. Long rows are decode_s8's from M =
+/// 3 on if they go by a ring: K = 17408, us, plain and back to back, 12.5 and 9.7, decode_b1 13.7
+/// and 12.1; at M = 2 12.4 and 9.6, 10.3 and 8.8.
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
                               std::int64_t k, std::int64_t group_size, bool ordered, bool wgmma,
-                              bool may_cut, int multiprocessors) {
-  if (ordered && wgmma && m >= wgmma_min_tokens(k)) {
+                              bool may_cut, bool engine, int multiprocessors) {
+  const bool long_ring = engine && k >= 8192 && m <= kRingTokens &&
+                         takes_ring(kRingTokens, n, k, group_size, multiprocessors);
+  if (ordered && wgmma && m >= wgmma_min_tokens(k) && !long_ring) {
     return choose_wgmma(m, n, k, may_cut, multiprocessors);
   }
   if (ordered && !wgmma && m >= kMmaMinTokens) return configure_mma();
-  const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size);
+  const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size) &&
+                  !(long_ring && m > 2);
   return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
 }
 

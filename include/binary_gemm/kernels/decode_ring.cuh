@@ -1,0 +1,545 @@
+#pragma once
+
+/// Decode of many or long rows on Hopper, by the int8 tensor core and the copy engine: y = x · Wᵀ
+/// for up to 8 or 16 tokens, any N, G = 128 and 256, K a multiple of 1024. decode_s8.cuh is for the
+/// others.
+///
+/// A warp keeps its part of x, 512 or 256 of K, in registers as operand B of m16n8k32, and
+/// multiplies it with that part of all blocks of 16 rows of W that its CTA has. The weights are
+/// expanded in registers as operand A; both are in the order of expand.cuh, so nothing moves
+/// between lanes, and x is read once. A part's Σ mantissa · dot is an exact integer, so the parts
+/// of a slice are added up in any order, in shared memory. Blocks go through a ring of stages:
+///   1. a thread fetches bits and scales by the copy engine;
+///   2. some warps turn scales into mantissas;
+///   3. the warps that multiply add their sums to the stage's;
+///   4. when all have, another warp adds the slices in order, writes the outputs, and fetches the
+///      next block to the stage.
+/// None of them waits for another while there are blocks. Where there are more parts than warps,
+/// they take rounds: all blocks of a phase, as many as there are stages, stay in shared memory
+/// until a warp has multiplied them with all its parts. Where there are less, sets of warps share
+/// the blocks.
+///
+/// On an H200, us at M = 8, back to back: gate 9.2 by decode_s8, now 8.6; K = 17408 13.5, 10.4; LM
+/// head 79, 74. What limits it is the integer pipe: 26 of its instructions for 16 rows by 128 of K,
+/// and its warps issue two of three cycles. What lost, LM head at M = 8 or as said:
+///   256 of K a warp, sums of parts kept apart until the end: 109; 512 of K, added up in shared
+///     memory 82
+///   a warp that adds slices has a quarter of each block: 82; a whole one of every fourth 76
+///   the shifts of expand_signs by multiplication: 79, without 75; two dots of 64 a group: 77
+///   the binary tensor core in its place, M = 4: 64 against 74, but gate 8.5, 8.2, out 4.4, 4.0
+///   slices added by the warps that multiplied, a value each, when they are done: QKV 5.9, 5.3
+///
+/// Fragments, lane (g, t) = (lane / 4, lane % 4):
+///   A (T32,V4) -> (M16,K32): lane_word t of rows g and g + 8, expanded;
+///   B (T32,V2) -> (N8,K32): the same columns of token g;
+///   C (T32,V4) -> (M16,N8): tokens 2t and 2t + 1 of rows g, then g + 8.
+
+#include <cuda.h>
+
+#include "binary_gemm/kernels/epilogue.cuh"
+#include "binary_gemm/kernels/expand.cuh"
+#include "binary_gemm/kernels/params.cuh"
+#include "binary_gemm/kernels/planes.cuh"  // load_aligned_chunk
+#include "binary_gemm/kernels/ptx.cuh"
+#include "binary_gemm/kernels/slice.cuh"
+#include "binary_gemm/kernels/weight_tile.cuh"
+
+namespace binary_gemm {
+namespace kernels {
+
+/// How a CTA works; made by DecodeRing::plan.
+struct DecodeRingCut {
+  std::uint32_t warps;    ///< that multiply, of a set; 0: the shape does not fit
+  std::uint32_t helpers;  ///< warps that convert, and as many that add
+  std::uint32_t parts;    ///< of a slice, at once
+  std::uint32_t rounds;   ///< with other parts, until all of K is done
+  std::uint32_t sets;     ///< of warps, which share the blocks
+  std::uint32_t stages;
+  std::uint32_t phase;        ///< blocks that go through all rounds before the next ones do
+  std::uint32_t blocks;       ///< of 16 rows, in N
+  std::uint32_t stage_bytes;  ///< shared memory of a stage,
+  std::uint32_t set_bytes;    ///< from a set's stage to its next,
+  std::uint32_t ring_bytes;   ///< and of all stages
+};
+
+/// The shapes and the shared-memory plan of decode_ring, for host and device.
+template <int kTokens_, int kGroup_>
+struct DecodeRing {
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kGroup = kGroup_;
+  static_assert(kTokens % 8 == 0, "a product has 8 tokens");
+  static_assert(kGroup >= 128, "a lane expands the word that it holds");
+  static constexpr int kTiles = kTokens / 8;
+  static constexpr int kRows = 16;            ///< of a block
+  static constexpr int kValues = 4 * kTiles;  ///< of a block, a lane
+
+  // Warps: those that multiply; those that convert the scales of each block; and those that add its
+  // slices, stage i's by i % helpers. A CTA has a multiprocessor, or half of it: then CTAs of the
+  // next kernel start when the first of this one end.
+  static constexpr int kMaxWarps = 20;
+  static constexpr int kMaxHelpers = 4;  ///< of each
+  static constexpr int kMaxThreads = (kMaxWarps + 2 * kMaxHelpers) * kWarpSize;
+  static constexpr int kMaxStages = 16;
+
+  /// What a warp has of K: as much of x as there are registers for.
+  static constexpr int kPartBlocks = kTokens <= 8 ? 4 : 2;  ///< of 128
+  static constexpr int kPartK = kPartBlocks * 128;
+  static constexpr int kSliceParts = static_cast<int>(kSliceK) / kPartK;
+  static constexpr int kDots = kPartK / kGroup;  ///< groups of a part
+  static constexpr int kScales = static_cast<int>(kSliceK) / kGroup;
+
+  // A stage: for all slices bits [slice][row], mantissas [slice][row], sums [slice][value][lane],
+  // units [slice][row], scales [row][slice].
+  static constexpr int kLineBytes = static_cast<int>(kSliceK) / 8;
+  static constexpr int kBitsBytes = kRows * kLineBytes;
+  static constexpr int kMantissaBytes = kRows * kScales * 4;
+  static constexpr int kSumBytes = kTokens * kRows * 4;
+  static constexpr int kScaleBytes = kRows * kScales * 2;
+  static constexpr int kUnitBytes = kRows * 4;
+  static constexpr int kSliceBytes =
+      kBitsBytes + kMantissaBytes + kSumBytes + kScaleBytes + kUnitBytes;
+  static constexpr int kWideBytes = kMaxHelpers * 4;  ///< whether a converter saw a wide slice
+  static constexpr int kBarrierBytes = 3 * 8;         ///< full, ready, done
+
+  /// Where lane (g, t)'s value v is: row g + row_of(v), token token_of(v, t).
+  __host__ __device__ static constexpr unsigned row_of(unsigned v) { return v % 4 / 2 * 8; }
+  __host__ __device__ static constexpr unsigned token_of(unsigned v, unsigned t) {
+    return v / 4 * 8 + 2 * t + v % 2;
+  }
+
+  /// Bits, which are swizzled, begin at a multiple of 1024.
+  static constexpr int stage_bytes(int slices) {
+    return (slices * kSliceBytes + kWideBytes + kBarrierBytes + 1023) / 1024 * 1024;
+  }
+
+  /// For a CTA of `own` blocks, of `blocks` in all, with up to `max_warps` that multiply.
+  static constexpr DecodeRingCut plan(int slices, std::int64_t own, std::int64_t blocks,
+                                      int max_warps, int shared_limit) {
+    DecodeRingCut cut{};
+    cut.stage_bytes = static_cast<std::uint32_t>(stage_bytes(slices));
+    const int fitting = shared_limit / stage_bytes(slices);
+    if (fitting < 1) return cut;
+    int parts = kSliceParts;
+    while (parts > 1 && slices * parts > max_warps) parts /= 2;
+    const int passes = (slices * parts + max_warps - 1) / max_warps;
+    cut.parts = static_cast<std::uint32_t>(parts);
+    cut.warps = static_cast<std::uint32_t>((slices * parts + passes - 1) / passes);
+    cut.helpers = static_cast<std::uint32_t>(max_warps * kMaxHelpers / kMaxWarps);
+    cut.rounds = static_cast<std::uint32_t>(passes * kSliceParts / parts);
+    cut.stages = static_cast<std::uint32_t>(fitting < own ? fitting : own);
+    if (cut.stages > kMaxStages) cut.stages = kMaxStages;
+    cut.sets = cut.rounds == 1 ? static_cast<std::uint32_t>(max_warps) / cut.warps : 1;
+    if (cut.sets > cut.stages) cut.sets = cut.stages;
+    cut.phase = cut.rounds == 1 ? static_cast<std::uint32_t>(own) : cut.stages;
+    cut.blocks = static_cast<std::uint32_t>(blocks);
+    cut.set_bytes = cut.sets * cut.stage_bytes;
+    cut.ring_bytes = cut.stages * cut.stage_bytes;
+    return cut;
+  }
+};
+
+#if __CUDA_ARCH__ >= 900
+/// `value`, which ptxas keeps in a register rather than compute it again.
+__device__ inline std::uint32_t keep(std::uint32_t value) {
+  return __shfl_sync(0xffffffffu, value, static_cast<int>(threadIdx.x));
+}
+
+/// Loads 1, 2 or 4 ints of shared memory, as aligned as they are many.
+template <int kCount>
+__device__ inline void load_ints(std::int32_t (&to)[kCount], std::uint32_t from) {
+  if constexpr (kCount == 1) {
+    to[0] = static_cast<std::int32_t>(ptx::load_shared_4(from));
+  } else if constexpr (kCount == 2) {
+    const uint2 two = ptx::load_shared_8(from);
+    to[0] = static_cast<std::int32_t>(two.x), to[1] = static_cast<std::int32_t>(two.y);
+  } else {
+    static_assert(kCount == 4, "");
+    const uint4 four = ptx::load_shared_16(from);
+    to[0] = static_cast<std::int32_t>(four.x), to[1] = static_cast<std::int32_t>(four.y);
+    to[2] = static_cast<std::int32_t>(four.z), to[3] = static_cast<std::int32_t>(four.w);
+  }
+}
+
+/// A wide slice's sum of row `n` and token `m`, by all lanes. Right rather than fast.
+template <int kGroup>
+__device__ inline float wide_slice_sum(const GemmParams& params, unsigned n, unsigned m,
+                                       unsigned slice) {
+  const unsigned lane = threadIdx.x;
+  const unsigned k0 = slice * static_cast<unsigned>(kSliceK);
+  std::uint32_t signs[8], x[8];
+  expand_signs(params.bits[std::uint64_t{n} * params.bits_stride + k0 / 32 + lane], signs);
+  load_aligned_chunk(x, params.x + m * params.x_stride + k0 + lane * 32, true);
+  permute_as_signs(x);
+  std::int32_t dot = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) dot = ptx::dp4a(signs[i], x[i], dot);
+  return wide_sum<kGroup>(
+      dot, params.scales + std::uint64_t{n} * params.scales_stride + k0 / kGroup, kSliceK / kGroup);
+}
+
+/// Converts the fp16 scales of a row and slice, 4 or 8, to mantissas and returns the unit, or 0 if
+/// the slice is wide.
+template <int kScales>
+__device__ inline float convert_to_ints(const char* scales, std::int32_t* mantissas) {
+  std::uint32_t pairs[kScales / 2];
+#pragma unroll
+  for (int i = 0; i < kScales / 2; i += 2) {
+    const uint2 four = *reinterpret_cast<const uint2*>(scales + i * 4);
+    pairs[i] = four.x, pairs[i + 1] = four.y;
+  }
+  float inverse_unit;
+  const SliceUnit unit = unit_of_scales(pairs, inverse_unit);
+  const std::uint32_t zero = __float_as_uint(kRoundToInteger);
+#pragma unroll
+  for (int i = 0; i < kScales / 2; i += 2) {
+    const uint2 low = mantissa_bits(pairs[i], inverse_unit);
+    const uint2 high = mantissa_bits(pairs[i + 1], inverse_unit);
+    *reinterpret_cast<uint4*>(mantissas + 2 * i) =
+        make_uint4(low.x - zero, low.y - zero, high.x - zero, high.y - zero);
+  }
+  return unit.narrow ? unit.unit : 0.0f;
+}
+
+/// Where things are in a stage.
+template <class Plan>
+struct DecodeRingStage {
+  unsigned slices;
+
+  __device__ unsigned mantissas() const { return slices * Plan::kBitsBytes; }
+  __device__ unsigned sums() const { return mantissas() + slices * Plan::kMantissaBytes; }
+  __device__ unsigned units() const { return sums() + slices * Plan::kSumBytes; }
+  __device__ unsigned scales() const { return units() + slices * Plan::kUnitBytes; }
+  __device__ unsigned wide() const { return scales() + slices * Plan::kScaleBytes; }
+
+  /// Barriers: by the copy engine, by those who convert, by those who multiply.
+  __device__ unsigned full() const { return wide() + Plan::kWideBytes; }
+  __device__ unsigned ready() const { return full() + 8; }
+  __device__ unsigned done() const { return full() + 16; }
+};
+
+/// Replaces the sums of wide slices, which are not used, by the contract's, as floats. `sums`:
+/// [slice][value][lane]; `units`: [slice][row].
+template <class Plan>
+__device__ inline void sum_wide_slices(const GemmParams& params, float* sums, const float* units,
+                                       unsigned n0) {
+  const unsigned lane = threadIdx.x;
+#pragma unroll 1
+  for (unsigned first = 0; first < params.slices * Plan::kRows; first += kWarpSize) {
+    const unsigned own = first + lane;
+    std::uint32_t wide =
+        __ballot_sync(0xffffffffu, own < params.slices * Plan::kRows &&
+                                       n0 + own % Plan::kRows < params.n && units[own] == 0);
+#pragma unroll 1
+    for (; wide != 0; wide &= wide - 1) {
+      const unsigned index = first + static_cast<unsigned>(__ffs(static_cast<int>(wide)) - 1);
+      const unsigned slice = index / Plan::kRows, row = index % Plan::kRows;
+#pragma unroll 1
+      for (unsigned m = 0; m < params.m; ++m) {
+        const float sum = wide_slice_sum<Plan::kGroup>(params, n0 + row, m, slice);
+        const unsigned value = m / 8 * 4 + row / 8 * 2 + m % 2;
+        const unsigned owner = row % 8 * 4 + m % 8 / 2;
+        if (lane == 0) sums[slice * (Plan::kSumBytes / 4) + value * kWarpSize + owner] = sum;
+      }
+    }
+  }
+  __syncwarp();
+}
+
+/// Adds the slices of a block in order and leaves zeros. `wide`: sum_wide_slices was there.
+template <class Plan>
+__device__ inline void add_slices_in_order(float (&total)[Plan::kValues], std::int32_t* sums,
+                                           const float* units, unsigned slices, bool wide) {
+#pragma unroll(Plan::kValues <= 4 ? 5 : 2)
+  for (unsigned slice = 0; slice < slices; ++slice) {
+    const float unit[2] = {units[0], units[8]};
+#pragma unroll
+    for (int v = 0; v < Plan::kValues; ++v) {
+      const std::int32_t sum = sums[v * kWarpSize];
+      sums[v * kWarpSize] = 0;
+      // A narrow slice's sum, rounded once, is an exact multiple of the unit: see gemm_wgmma.
+      const float u = unit[Plan::row_of(v) / 8];
+      if (wide && u == 0) {
+        total[v] = __fadd_rn(total[v], __int_as_float(sum));
+      } else {
+        total[v] = __fmaf_rn(static_cast<float>(sum), u, total[v]);
+      }
+    }
+    sums += Plan::kSumBytes / 4, units += Plan::kRows;
+  }
+}
+
+/// An adder's work on a block of rows from n0 on.
+template <class Plan>
+__device__ inline void add_block(const GemmParams& params, const DecodeRingStage<Plan>& in,
+                                 char* stage, unsigned n0, const float (&x_scales)[Plan::kValues]) {
+  const unsigned lane = threadIdx.x;
+  auto* sums = reinterpret_cast<std::int32_t*>(stage + in.sums());
+  const auto* units = reinterpret_cast<const float*>(stage + in.units());
+  const int4 flags = *reinterpret_cast<const int4*>(stage + in.wide());
+  float total[Plan::kValues] = {};
+  if ((flags.x | flags.y | flags.z | flags.w) == 0) {
+    add_slices_in_order<Plan>(total, sums + lane, units + lane / 4, params.slices, false);
+  } else {
+    sum_wide_slices<Plan>(params, reinterpret_cast<float*>(sums), units, n0);
+    add_slices_in_order<Plan>(total, sums + lane, units + lane / 4, params.slices, true);
+  }
+  n0 += lane / 4;
+  if (params.residual == nullptr && params.y_type != DataType::kFloat32) {
+    float bias[2] = {-0.0f, -0.0f};  // a fused add of -0 is the rounded product
+    if (params.bias != nullptr) {
+      bias[0] = params.bias[min(n0, params.n - 1)],
+      bias[1] = params.bias[min(n0 + 8, params.n - 1)];
+    }
+#pragma unroll
+    for (int v = 0; v < Plan::kValues; ++v) {
+      const unsigned row = Plan::row_of(v), m = Plan::token_of(v, lane % 4);
+      const float value = __fmaf_rn(total[v], x_scales[v], bias[row / 8]);
+      const std::uint32_t rounded = round_pair(params.y_type, value, value);
+      if (n0 + row < params.n && m < params.m) {
+        static_cast<std::uint16_t*>(params.y)[m * params.y_stride + n0 + row] =
+            static_cast<std::uint16_t>(rounded);
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int v = 0; v < Plan::kValues; ++v) {
+    float value = total[0], x_scale = x_scales[0];
+#pragma unroll
+    for (int i = 1; i < Plan::kValues; ++i) {
+      if (i == v) value = total[i], x_scale = x_scales[i];
+    }
+    const unsigned n = n0 + Plan::row_of(v), m = Plan::token_of(v, lane % 4);
+    if (n < params.n && m < params.m) store_element(params, m, n, value, x_scale);
+  }
+}
+
+/// A warp's part of x as operand B.
+template <class Plan>
+struct DecodeRingX {
+  static constexpr int kTiles = Plan::kTiles;
+  static constexpr int kDotSteps = Plan::kGroup / 32;
+  std::uint32_t x[kTiles][Plan::kPartBlocks][8];
+
+  /// From column k0 on; zeros if not `busy`.
+  __device__ __forceinline__ void load(const GemmParams& params, unsigned k0, bool busy) {
+    const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const unsigned m = tile * 8 + g;
+#pragma unroll
+      for (int i = 0; i < Plan::kPartBlocks; ++i) {
+        load_aligned_chunk(x[tile][i], params.x + m * params.x_stride + k0 + i * 128 + t * 32,
+                           busy && m < params.m);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < Plan::kPartBlocks; ++i) permute_as_signs(x[tile][i]);
+    }
+  }
+
+  /// The sums of a block. `words`: of row g in the part's first block; `mantissas`: of row g.
+  __device__ __forceinline__ void multiply(std::uint32_t words, std::uint32_t mantissas,
+                                           std::int32_t (&sum)[Plan::kValues]) const {
+    std::int32_t mantissa[2][Plan::kDots];
+    load_ints(mantissa[0], mantissas);
+    load_ints(mantissa[1], mantissas + 8 * Plan::kScales * 4);
+    std::int32_t dot[kTiles][4];
+#pragma unroll
+    for (int v = 0; v < Plan::kValues; ++v) sum[v] = 0;
+#pragma unroll
+    for (int i = 0; i < Plan::kPartBlocks; ++i) {
+      std::uint32_t signs[2][8];
+      const std::uint32_t from = words ^ i * 16;
+      expand_signs(ptx::load_shared_4(from), signs[0]);
+      expand_signs(ptx::load_shared_4(from + 8 * Plan::kLineBytes), signs[1]);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const int all = i * 4 + step;
+        const std::uint32_t a[4] = {signs[0][2 * step], signs[1][2 * step], signs[0][2 * step + 1],
+                                    signs[1][2 * step + 1]};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          if (all % kDotSteps == 0) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) dot[tile][j] = 0;
+          }
+          ptx::mma_s8_m16n8k32(dot[tile], a, x[tile][i][2 * step], x[tile][i][2 * step + 1]);
+          if ((all + 1) % kDotSteps == 0) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              sum[tile * 4 + j] += mantissa[j / 2][all / kDotSteps] * dot[tile][j];
+            }
+          }
+        }
+      }
+    }
+  }
+};
+#endif
+
+/// Grid: any number of CTAs up to cut.blocks, for which the plan was made; CTA i has blocks i,
+/// i + gridDim.x, ... Block: (32, cut.warps · cut.sets + 2 · cut.helpers). Dynamic shared memory:
+/// cut.stages · stage_bytes. See weight_tile.cuh for `bits_map`.
+template <int kTokens, int kGroup>
+__global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
+    decode_ring(const __grid_constant__ GemmParams params,
+                const __grid_constant__ CUtensorMap bits_map,
+                const __grid_constant__ DecodeRingCut cut) {
+#if __CUDA_ARCH__ >= 900
+  using Plan = DecodeRing<kTokens, kGroup>;
+  extern __shared__ __align__(1024) char shared[];
+  const unsigned lane = threadIdx.x;
+  const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.y, 0);
+  const unsigned multipliers = cut.warps * cut.sets;
+  const unsigned slices = params.slices;
+  const unsigned own = (cut.blocks - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  const std::uint32_t base = ptx::shared_address(shared);
+  const DecodeRingStage<Plan> in{slices};
+  const auto row_of = [&](unsigned block) {
+    return (blockIdx.x + block * gridDim.x) * Plan::kRows;
+  };
+  // By one thread, to the stage at this offset.
+  const auto fetch = [&](unsigned block, unsigned stage) {
+    const std::uint32_t full = base + stage + in.full();
+    fetch_bits_by_engine(bits_map, row_of(block), Plan::kRows, 0, slices, shared + stage, full);
+    fetch_scales_by_engine(params, row_of(block), Plan::kRows, shared + stage + in.scales(), full);
+  };
+
+  if (warp == multipliers && lane == 0) {
+#pragma unroll 1
+    for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
+      ptx::mbarrier_init(base + stage + in.full(), 2);
+      ptx::mbarrier_init(base + stage + in.ready(), cut.helpers);
+      ptx::mbarrier_init(base + stage + in.done(), cut.warps);
+    }
+    ptx::fence_mbarrier_init();
+#pragma unroll 1
+    for (unsigned slot = 0; slot < min(cut.stages, own); ++slot) {
+      fetch(slot, slot * cut.stage_bytes);
+    }
+  } else if (warp < multipliers) {
+    const unsigned count = slices * (Plan::kSumBytes / 16);
+#pragma unroll 1
+    for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
+      auto* sums = reinterpret_cast<uint4*>(shared + stage + in.sums());
+      for (unsigned i = warp * kWarpSize + lane; i < count; i += multipliers * kWarpSize) {
+        sums[i] = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+  __syncthreads();
+  ptx::launch_dependents();
+
+  unsigned stage = 0, parity = 0;
+  if (warp >= multipliers + cut.helpers) {
+    const unsigned adder = warp - multipliers - cut.helpers;
+    ptx::wait_for_dependencies();
+    float x_scales[Plan::kValues];
+#pragma unroll
+    for (int v = 0; v < Plan::kValues; ++v) {
+      x_scales[v] = params.x_scales[min(Plan::token_of(v, lane % 4), params.m - 1)];
+    }
+    // A stage is always the same warp's: a barrier's parity does not tell a block from the last but
+    // one that was there, so its waiter must have seen them all.
+    unsigned turn = 0;
+#pragma unroll 1
+    for (unsigned block = 0; block < own; ++block) {
+      if (turn == adder) {
+        wait_for_barrier(base + stage + in.done(), parity);
+        add_block<Plan>(params, in, shared + stage, row_of(block), x_scales);
+        __syncwarp();
+        if (lane == 0 && block + cut.stages < own) fetch(block + cut.stages, stage);
+      }
+      if (++turn == cut.helpers) turn = 0;
+      stage += cut.stage_bytes;
+      if (stage == cut.ring_bytes) stage = 0, parity ^= 1, turn = 0;
+    }
+    return;
+  }
+  if (warp >= multipliers) {
+    const unsigned helper = warp - multipliers;
+#pragma unroll 1
+    for (unsigned block = 0; block < own; ++block) {
+      const char* scales = shared + stage + in.scales();
+      auto* mantissas = reinterpret_cast<std::int32_t*>(shared + stage + in.mantissas());
+      auto* units = reinterpret_cast<float*>(shared + stage + in.units());
+      wait_for_barrier(base + stage + in.full(), parity);
+      bool wide = false;
+#pragma unroll 1
+      for (unsigned i = helper * kWarpSize + lane; i < slices * Plan::kRows;
+           i += cut.helpers * kWarpSize) {
+        const unsigned from = i % Plan::kRows * slices + i / Plan::kRows;
+        const float unit = convert_to_ints<Plan::kScales>(scales + from * (Plan::kScales * 2),
+                                                          mantissas + i * Plan::kScales);
+        units[i] = unit;
+        wide = wide || unit == 0;
+      }
+      wide = __any_sync(0xffffffffu, wide);
+      if (lane == 0) {
+        auto* flags = reinterpret_cast<int*>(shared + stage + in.wide());
+        flags[helper] = wide;
+        if (cut.helpers < Plan::kMaxHelpers) flags[cut.helpers + helper] = wide;
+      }
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(base + stage + in.ready());
+      stage += cut.stage_bytes;
+      if (stage == cut.ring_bytes) stage = 0, parity ^= 1;
+    }
+    return;
+  }
+
+  const unsigned g = lane / 4, t = lane % 4;
+  const unsigned set = warp / cut.warps, own_warp = warp % cut.warps;
+  const unsigned own_slice = own_warp / cut.parts, own_part = own_warp % cut.parts;
+  ptx::wait_for_dependencies();
+#pragma unroll 1
+  for (unsigned first = 0; first < own; first += cut.phase) {
+    unsigned slice = own_slice, part = own_part;
+#pragma unroll 1
+    for (unsigned round = 0; round < cut.rounds; ++round) {
+      const bool busy = slice < slices;
+      const bool last = round + 1 == cut.rounds;
+      DecodeRingX<Plan> x;
+      x.load(params, slice * unsigned{kSliceK} + part * Plan::kPartK, busy);
+
+      // In the first stage: words of row g in the part's blocks, columns swizzled by row % 8;
+      // mantissas of row g; sums.
+      const std::uint32_t words = keep(base + slice * Plan::kBitsBytes + g * Plan::kLineBytes +
+                                       ((part * Plan::kPartBlocks) ^ g) * 16 + t * 4);
+      const std::uint32_t mantissas = keep(base + in.mantissas() + slice * Plan::kMantissaBytes +
+                                           (g * Plan::kScales + part * Plan::kDots) * 4);
+      const std::uint32_t sums = keep(base + in.sums() + slice * Plan::kSumBytes + lane * 4);
+      const std::uint32_t ready = keep(base + in.ready());
+      stage = set * cut.stage_bytes, parity = first / cut.phase & 1;
+      int left = static_cast<int>(keep(min(cut.phase, own - first)) - set);
+#pragma unroll 1
+      for (; left > 0; left -= static_cast<int>(cut.sets)) {
+        wait_for_barrier(ready + stage, parity);
+        if (busy) {
+          std::int32_t sum[Plan::kValues];
+          x.multiply(words + stage, mantissas + stage, sum);
+#pragma unroll
+          for (int v = 0; v < Plan::kValues; ++v) {
+            ptx::add_shared(sums + stage + v * kWarpSize * 4, sum[v]);
+          }
+        }
+        if (last) {
+          __syncwarp();
+          if (lane == 0) ptx::mbarrier_arrive(ready + 8 + stage);
+        }
+        stage += cut.set_bytes;
+        if (stage >= cut.ring_bytes) stage -= cut.ring_bytes, parity ^= 1;
+      }
+      // The slice's next part, or the next pass, by as many slices as a pass has.
+      part += cut.parts;
+      if (part >= Plan::kSliceParts) part = own_part, slice += cut.warps / cut.parts;
+    }
+  }
+#endif
+}
+
+}  // namespace kernels
+}  // namespace binary_gemm
