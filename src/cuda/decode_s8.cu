@@ -1,4 +1,3 @@
-#include "binary_gemm/kernels/decode_ring.cuh"
 #include "binary_gemm/kernels/decode_s8.cuh"
 
 #include <algorithm>
@@ -11,48 +10,19 @@ namespace cuda {
 namespace {
 
 template <int kTokens, int kGroup>
-DecodeLaunch plan_ring(const DecodeShape& shape) {
-  using Plan = kernels::DecodeRing<kTokens, kGroup>;
-  const std::int64_t blocks = (shape.n + Plan::kRows - 1) / Plan::kRows;
-  const int slices = static_cast<int>(shape.k / kSliceK);
-  // Two CTAs a multiprocessor if each can have all of x.
-  constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each CTA
-  const int ctas = 2 * slices * Plan::kSliceParts <= Plan::kMaxWarps ? 2 : 1;
-  const std::int64_t grid = std::min<std::int64_t>(blocks, ctas * shape.multiprocessors);
-  const int limit = std::min(shape.shared_limit, shape.shared_memory / ctas - kReservedBytes);
-  const kernels::DecodeRingCut cut =
-      Plan::plan(slices, (blocks + grid - 1) / grid, blocks, Plan::kMaxWarps / ctas, limit);
-  if (cut.warps == 0) return {};
-  DecodeLaunch launch;
-  launch.engine = true;
-  launch.kernel = reinterpret_cast<const void*>(&kernels::decode_ring<kTokens, kGroup>);
-  launch.grid = static_cast<std::uint32_t>(grid);
-  launch.warps = cut.warps * cut.sets + 2 * cut.helpers;
-  launch.shared_bytes = cut.ring_bytes;
-  launch.rows = Plan::kRows;
-  launch.slices = static_cast<std::uint32_t>(slices);
-  static_assert(sizeof(cut) <= sizeof(launch.cut), "");
-  std::memcpy(launch.cut, &cut, sizeof(cut));
-  return launch;
-}
-
-template <int kTokens, int kGroup>
 DecodeLaunch plan(const DecodeShape& shape) {
-  constexpr bool kMayBeRing = kernels::takes_ring(16, 1, kSliceK, kGroup, 1);
-  if constexpr (kMayBeRing) {
-    if (shape.engine &&
-        kernels::takes_ring(kTokens, shape.n, shape.k, kGroup, shape.multiprocessors)) {
-      const DecodeLaunch ring = plan_ring<kTokens, kGroup>(shape);
-      if (ring.kernel != nullptr) return ring;
-    }
-  }
   using Plan = kernels::DecodeS8<kTokens, kGroup>;
   static_assert(Plan::kRows == kDecodeS8Rows, "");
-  // With 16 tokens the engine always goes by a ring, but for rows that are too long for one.
-  constexpr bool kMayBeEngine = !kMayBeRing || kTokens == 8;
+  // What always goes by a ring, but for rows that are too long for one, has no kernel for the
+  // engine.
+  constexpr bool kMayBeEngine = !kernels::takes_ring(kTokens, 1, kSliceK, kGroup, 1);
   DecodeLaunch launch;
   launch.engine = kMayBeEngine && shape.engine;
-  const typename Plan::Shape cta = Plan::plan(shape.k, launch.engine, shape.shared_limit);
+  typename Plan::Shape cta = Plan::plan(shape.k, launch.engine, shape.shared_limit);
+  if (cta.slices == 0 && launch.engine) {  // it would bring the scales of all of K at once
+    launch.engine = false;
+    cta = Plan::plan(shape.k, false, shape.shared_limit);
+  }
   if (cta.slices == 0) return {};
   const auto kernel = launch.engine ? &kernels::decode_s8<kTokens, kGroup, kMayBeEngine>
                                     : &kernels::decode_s8<kTokens, kGroup, false>;
@@ -93,6 +63,8 @@ DecodeLaunch plan_group(const DecodeShape& shape) {
 }  // namespace
 
 DecodeLaunch plan_decode_s8(const DecodeShape& shape) {
+  const DecodeLaunch ring = plan_decode_ring(shape);
+  if (ring.kernel != nullptr) return ring;
   return with_group_size(shape.group_size,
                          [&](auto group) { return plan_group<decltype(group)::value>(shape); });
 }
@@ -103,10 +75,7 @@ std::vector<const void*> decode_s8_kernels() {
     for (const std::int64_t group : kGroupSizes) {
       for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}}) {
         const kernels::KernelConfig config{kernels::Family::kDecodeS8, tokens, 0, 0};
-        DecodeShape shape = smallest_shape(config, group, engine);
-        all.push_back(plan_decode_s8(shape).kernel);
-        shape.k = 11 * kSliceK;  // long rows, by a ring
-        all.push_back(plan_decode_s8(shape).kernel);
+        all.push_back(plan_decode_s8(smallest_shape(config, group, engine)).kernel);
       }
     }
   }

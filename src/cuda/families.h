@@ -71,6 +71,8 @@ auto with_group_size(std::int64_t group_size, const Make& make)
 
 DecodeLaunch plan_decode_b1(const DecodeShape& shape);
 DecodeLaunch plan_decode_s8(const DecodeShape& shape);
+/// Of plan_decode_s8 what goes by a ring; else a launch without a kernel.
+DecodeLaunch plan_decode_ring(const DecodeShape& shape);
 
 /// Rows of W in a block of the family: what the copy engine fetches at once.
 inline constexpr std::uint32_t kDecodeB1Rows = 32;
@@ -120,6 +122,7 @@ std::vector<const void*> wgmma_kernels();
 /// Every kernel of the family, to be loaded and given its shared memory.
 std::vector<const void*> decode_b1_kernels();
 std::vector<const void*> decode_s8_kernels();
+std::vector<const void*> decode_ring_kernels();
 
 /// The kernels that need nothing but loading.
 std::vector<const void*> quantize_kernels();

@@ -302,6 +302,7 @@ __device__ inline void add_block(const GemmParams& params, const DecodeRingStage
     }
     return;
   }
+  // One copy of store_element's cases, as fewer want it.
 #pragma unroll 1
   for (int v = 0; v < Plan::kValues; ++v) {
     float value = total[0], x_scale = x_scales[0];

@@ -61,6 +61,8 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "binary_gemm/views.h"  // kSliceK
+
 namespace binary_gemm {
 namespace kernels {
 
@@ -226,7 +228,7 @@ inline constexpr std::int64_t kHandOverBytes =
 constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64_t group_size,
                           int multiprocessors) {
   constexpr std::int64_t kManyBlocks = 6;  // a multiprocessor; between QKV (4) and gate
-  return group_size >= 128 && k % 1024 == 0 &&
+  return group_size >= 128 && k % kSliceK == 0 &&
          (tokens > 8 || k > 10240 || n > 16 * kManyBlocks * multiprocessors);
 }
 

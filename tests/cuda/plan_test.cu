@@ -1,0 +1,212 @@
+/// How the launch layer cuts a product, for GPUs of other sizes too. Nothing is launched.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "binary_gemm/kernels/decode_ring.cuh"
+#include "cuda/families.h"
+
+namespace binary_gemm {
+namespace cuda {
+namespace {
+
+using kernels::Family;
+
+struct Gpu {
+  int multiprocessors;
+  int shared_limit;   ///< bytes, a CTA
+  int shared_memory;  ///< bytes, a multiprocessor
+};
+constexpr int kKiB = 1024;
+constexpr Gpu kGpus[] = {{132, 227 * kKiB, 228 * kKiB},
+                         {78, 227 * kKiB, 228 * kKiB},
+                         {108, 163 * kKiB, 164 * kKiB},
+                         {84, 99 * kKiB, 100 * kKiB},
+                         {1, 99 * kKiB, 100 * kKiB}};
+constexpr std::int64_t kRowCounts[] = {1, 15, 16, 17, 2112, 2113, 5120, 17408, 248320};
+constexpr std::uint32_t kMaxThreads = 1024;
+
+DecodeShape decode_shape(const Gpu& gpu, Family family, std::uint8_t tokens, std::int64_t n,
+                         std::int64_t k, std::int64_t group_size, bool engine) {
+  return {{family, tokens, 0, 0}, n, k, group_size, engine, gpu.shared_limit, gpu.shared_memory,
+          gpu.multiprocessors};
+}
+
+// Kernels that are loaded and given their shared memory before they can be launched.
+bool is_prepared(const void* kernel) {
+  static const std::set<const void*> all = [] {
+    std::set<const void*> kernels;
+    for (const auto& family : {decode_b1_kernels(), decode_s8_kernels(), decode_ring_kernels(),
+                               mma_kernels(), wgmma_kernels()}) {
+      kernels.insert(family.begin(), family.end());
+    }
+    return kernels;
+  }();
+  return all.count(kernel) == 1;
+}
+
+void expect_legal(const DecodeLaunch& launch, const Gpu& gpu) {
+  EXPECT_TRUE(is_prepared(launch.kernel));
+  EXPECT_GT(launch.grid, 0u);
+  EXPECT_GT(launch.warps, 0u);
+  EXPECT_LE(launch.warps * launch.teams * kernels::kWarpSize, kMaxThreads);
+  EXPECT_LE(launch.shared_bytes, static_cast<std::uint32_t>(gpu.shared_limit));
+}
+
+TEST(Plan, DecodeLaunchesAreLegal) {
+  for (const Gpu& gpu : kGpus) {
+    for (const std::int64_t g : kGroupSizes) {
+      for (const std::int64_t n : kRowCounts) {
+        for (const std::int64_t k :
+             {g, 5 * kSliceK, 17 * kSliceK, 21 * kSliceK + g, 66 * kSliceK}) {
+          for (const bool engine : {false, true}) {
+            if (engine && k % kSliceK != 0) continue;
+            SCOPED_TRACE(::testing::Message()
+                         << "N = " << n << ", K = " << k << ", G = " << g << ", engine " << engine
+                         << ", shared memory " << gpu.shared_limit);
+            for (const std::uint8_t tokens : {8, 16}) {
+              const DecodeLaunch launch =
+                  plan_decode_s8(decode_shape(gpu, Family::kDecodeS8, tokens, n, k, g, engine));
+              ASSERT_NE(launch.kernel, nullptr);
+              expect_legal(launch, gpu);
+            }
+            for (std::uint8_t tokens = 1; tokens <= kernels::max_tokens(Family::kDecodeB1, g);
+                 ++tokens) {
+              const DecodeLaunch launch =
+                  plan_decode_b1(decode_shape(gpu, Family::kDecodeB1, tokens, n, k, g, engine));
+              ASSERT_NE(launch.kernel, nullptr);
+              expect_legal(launch, gpu);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, BatchLaunchesAreLegal) {
+  for (const Gpu& gpu : kGpus) {
+    for (const std::int64_t g : kGroupSizes) {
+      for (const std::int64_t n : kRowCounts) {
+        for (const std::int64_t m : {1, 17, 64, 65, 300, 4096, 70000}) {
+          SCOPED_TRACE(::testing::Message() << "M = " << m << ", N = " << n << ", G = " << g
+                                            << ", shared memory " << gpu.shared_limit);
+          const MmaLaunch mma = plan_mma(m, n, g, gpu.multiprocessors, gpu.shared_memory);
+          EXPECT_TRUE(is_prepared(mma.kernel));
+          EXPECT_GT(mma.grid, 0u);
+          EXPECT_LE(mma.threads, kMaxThreads);
+          EXPECT_LE(mma.shared_bytes, static_cast<std::uint32_t>(gpu.shared_limit));
+          if (gpu.shared_limit < 227 * kKiB) continue;  // not Hopper
+          for (const std::int64_t k : {g, 5 * kSliceK, 17 * kSliceK}) {
+            for (const bool may_cut : {false, true}) {
+              const WgmmaLaunch wgmma =
+                  plan_wgmma({kernels::choose_wgmma(m, n, k, may_cut, gpu.multiprocessors), m, n, k,
+                              g, gpu.shared_limit, gpu.shared_memory, gpu.multiprocessors});
+              EXPECT_TRUE(is_prepared(wgmma.kernel));
+              EXPECT_GT(wgmma.grid, 0u);
+              EXPECT_LE(wgmma.threads, kMaxThreads);
+              EXPECT_LE(wgmma.shared_bytes, static_cast<std::uint32_t>(gpu.shared_limit));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Each part of each slice is some warp's in some round, once; and no waiter can take a stage's
+// filling for the last but one.
+template <int kTokens>
+void check_ring(const DecodeLaunch& launch, const Gpu& gpu, std::int64_t n, unsigned slices) {
+  using Plan = kernels::DecodeRing<kTokens, 128>;  // cut alike for all groups
+  kernels::DecodeRingCut cut;
+  std::memcpy(&cut, launch.cut, sizeof(cut));
+  const auto blocks = static_cast<std::uint32_t>((n + Plan::kRows - 1) / Plan::kRows);
+  const std::uint32_t own = (blocks + launch.grid - 1) / launch.grid;
+  EXPECT_EQ(cut.blocks, blocks);
+  EXPECT_LE(launch.grid, blocks);
+  EXPECT_EQ(launch.warps, cut.warps * cut.sets + 2 * cut.helpers);
+  EXPECT_GE(cut.helpers, 1u);
+  EXPECT_GE(cut.stages, 1u);
+  EXPECT_LE(cut.stages, own);
+  EXPECT_EQ(launch.shared_bytes, cut.stages * cut.stage_bytes);
+  EXPECT_EQ(cut.ring_bytes, launch.shared_bytes);
+  EXPECT_EQ(cut.stage_bytes % 1024, 0u);
+  EXPECT_EQ(cut.set_bytes, cut.sets * cut.stage_bytes);
+  // A set has seen the block that was `stages` before: converters go in order, and it waited for
+  // the one that was `sets` before.
+  EXPECT_LE(cut.sets, cut.stages);
+  if (cut.rounds > 1) {
+    EXPECT_EQ(cut.sets, 1u);
+    EXPECT_LE(cut.phase, cut.stages) << "blocks stay for all rounds";
+  } else {
+    EXPECT_EQ(cut.phase, own);
+  }
+  if (launch.grid > static_cast<std::uint32_t>(gpu.multiprocessors)) {  // two a multiprocessor
+    EXPECT_LE(2 * (launch.shared_bytes + 1024), static_cast<std::uint32_t>(gpu.shared_memory));
+    EXPECT_LE(2 * launch.warps * kernels::kWarpSize, Plan::kMaxThreads);
+  }
+
+  std::vector<int> done(slices * Plan::kSliceParts);
+  for (std::uint32_t warp = 0; warp < cut.warps; ++warp) {
+    std::uint32_t slice = warp / cut.parts, part = warp % cut.parts;
+    for (std::uint32_t round = 0; round < cut.rounds; ++round) {
+      if (slice < slices) ++done[slice * Plan::kSliceParts + part];
+      part += cut.parts;
+      if (part >= Plan::kSliceParts) part = warp % cut.parts, slice += cut.warps / cut.parts;
+    }
+  }
+  for (const int times : done) ASSERT_EQ(times, 1);
+}
+
+TEST(Plan, RingsDoEachPartOnce) {
+  int rings = 0;
+  for (const Gpu& gpu : kGpus) {
+    for (const std::int64_t g : {128, 256}) {
+      for (const std::int64_t n : kRowCounts) {
+        for (unsigned slices = 1; slices <= 66; ++slices) {
+          SCOPED_TRACE(::testing::Message() << "N = " << n << ", " << slices << " slices, G = " << g
+                                            << ", shared memory " << gpu.shared_limit);
+          for (const std::uint8_t tokens : {8, 16}) {
+            const DecodeLaunch launch = plan_decode_ring(
+                decode_shape(gpu, Family::kDecodeS8, tokens, n, slices * kSliceK, g, true));
+            if (launch.kernel == nullptr) continue;
+            ++rings;
+            expect_legal(launch, gpu);
+            if (tokens == 8) {
+              check_ring<8>(launch, gpu, n, slices);
+            } else {
+              check_ring<16>(launch, gpu, n, slices);
+            }
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(rings, 1000);
+}
+
+// Groups of 32 and 64, few short rows of 8 tokens, and what the copy engine can't read go without.
+TEST(Plan, RingsAreForWhatTheyAreFasterFor) {
+  const Gpu& h200 = kGpus[0];
+  const auto is_ring = [&](std::uint8_t tokens, std::int64_t n, std::int64_t k, std::int64_t g,
+                           bool engine) {
+    return plan_decode_ring(decode_shape(h200, Family::kDecodeS8, tokens, n, k, g, engine))
+               .kernel != nullptr;
+  };
+  EXPECT_TRUE(is_ring(16, 5120, 5120, 128, true));
+  EXPECT_TRUE(is_ring(8, 17408, 5120, 128, true));
+  EXPECT_TRUE(is_ring(8, 5120, 17408, 256, true));
+  EXPECT_FALSE(is_ring(8, 5120, 5120, 128, true));
+  EXPECT_FALSE(is_ring(16, 5120, 5120, 64, true));
+  EXPECT_FALSE(is_ring(16, 5120, 5120, 128, false));
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace binary_gemm
