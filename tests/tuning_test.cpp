@@ -37,29 +37,27 @@ std::int64_t wgmma_ns(const KernelConfig& config, std::int64_t m, const Layer& l
   return 0;
 }
 
+constexpr Family family_of(int architecture, std::int64_t m, const Layer& layer,
+                           const Allowed& allowed) {
+  return choose(architecture, m, layer.n, layer.k, 128, allowed, kMultiprocessors).family;
+}
+
 TEST(Tuning, IsKnownToTheCompiler) {
-  static_assert(choose(90, 1, 8192, 5120, 128, true, true, true, true, kMultiprocessors).family ==
-                    Family::kDecodeB1,
-                "");
-  static_assert(choose(90, 8, 8192, 5120, 128, true, true, true, true, kMultiprocessors).family ==
-                    Family::kDecodeS8,
-                "");
-  static_assert(
-      choose(90, 2048, 8192, 5120, 128, true, true, true, true, kMultiprocessors).family ==
-          Family::kWgmma,
-      "");
-  static_assert(
-      choose(80, 2048, 8192, 5120, 128, true, false, true, true, kMultiprocessors).family ==
-          Family::kMma,
-      "");
-  static_assert(choose(90, 8, 5120, 17408, 128, true, true, true, true, kMultiprocessors).family ==
-                    Family::kDecodeS8,
-                "by a ring");
-  static_assert(choose(90, 8, 5120, 17408, 128, true, true, true, false, kMultiprocessors).family ==
-                    Family::kWgmma,
-                "without one");
-  static_assert(choose(100, 1, 8192, 5120, 128, true, false, true, true, kMultiprocessors).family ==
-                    Family::kDecodeS8,
+  constexpr Allowed kAll{true, true, true, true};
+  constexpr Allowed kNoWgmma{true, false, true, true};
+  constexpr Allowed kNoEngine{true, true, true, false};
+  constexpr Layer kQkv{8192, 5120}, kDown{5120, 17408};
+  static_assert(family_of(90, 1, kQkv, kAll) == Family::kDecodeB1, "");
+  static_assert(family_of(90, 8, kQkv, kAll) == Family::kDecodeS8, "");
+  static_assert(family_of(90, 2048, kQkv, kAll) == Family::kWgmma, "");
+  static_assert(family_of(80, 2048, kQkv, kNoWgmma) == Family::kMma, "");
+  static_assert(family_of(90, 2, kDown, kAll) == Family::kDecodeB1, "");
+  static_assert(family_of(90, 3, kDown, kAll) == Family::kDecodeS8, "by a ring");
+  static_assert(family_of(90, 8, kDown, kAll) == Family::kDecodeS8, "by a ring");
+  static_assert(family_of(90, 9, kDown, kAll) == Family::kWgmma, "");
+  static_assert(family_of(90, 3, kDown, kNoEngine) == Family::kDecodeB1, "without one");
+  static_assert(family_of(90, 8, kDown, kNoEngine) == Family::kWgmma, "without one");
+  static_assert(family_of(100, 1, kQkv, kNoWgmma) == Family::kDecodeS8,
                 "the binary tensor core is emulated");
 }
 
@@ -76,7 +74,7 @@ TEST(Tuning, TilesHoldTheirTokens) {
   for (const std::int64_t g : kGroups) {
     for (std::int64_t m = 1; m <= 64; ++m) {
       const KernelConfig config =
-          choose(90, m, 8192, 5120, g, false, false, false, true, kMultiprocessors);
+          choose(90, m, 8192, 5120, g, {false, false, false, true}, kMultiprocessors);
       const std::int64_t most = max_tokens(config.family, g);
       EXPECT_GE(config.tokens, std::min(m, most)) << "M = " << m << ", G = " << g;
       EXPECT_TRUE(config.family != Family::kDecodeB1 || m <= most) << "M = " << m;

@@ -17,11 +17,10 @@ namespace {
 std::uint32_t shared_bytes_for_residency(std::uint32_t needed, std::uint32_t grid,
                                          const DecodeShape& shape) {
   constexpr int kMostResident = 6;
-  constexpr int kManyWaves = 5;         // CTAs where the grid takes several waves
-  constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each CTA
+  constexpr int kManyWaves = 5;  // CTAs where the grid takes several waves
   const double wave = static_cast<double>(grid) / shape.multiprocessors;
   const int resident = wave > kMostResident ? kManyWaves : static_cast<int>(1.4 * wave) + 1;
-  const int share = shape.shared_memory / std::min(resident, kMostResident) - kReservedBytes;
+  const int share = shape.shared_memory / std::min(resident, kMostResident) - kReservedSharedBytes;
   // Rounded down to the unit in which shared memory is given out.
   constexpr int kUnit = 128;
   return std::max(needed, static_cast<std::uint32_t>(

@@ -18,10 +18,9 @@ DecodeLaunch plan(const DecodeShape& shape) {
   const std::int64_t blocks = (shape.n + Plan::kRows - 1) / Plan::kRows;
   const int slices = static_cast<int>(shape.k / kSliceK);
   // Two CTAs a multiprocessor if each can have all of x.
-  constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each CTA
   const int ctas = 2 * slices * Plan::kSliceParts <= Plan::kMaxWarps ? 2 : 1;
   const std::int64_t grid = std::min<std::int64_t>(blocks, ctas * shape.multiprocessors);
-  const int limit = std::min(shape.shared_limit, shape.shared_memory / ctas - kReservedBytes);
+  const int limit = std::min(shape.shared_limit, shape.shared_memory / ctas - kReservedSharedBytes);
   const kernels::DecodeRingCut cut =
       Plan::plan(slices, (blocks + grid - 1) / grid, blocks, Plan::kMaxWarps / ctas, limit);
   if (cut.warps == 0) return {};

@@ -50,6 +50,9 @@ inline DecodeShape smallest_shape(const kernels::KernelConfig& config, std::int6
   return {config, 1, kSliceK, group_size, engine, kAnyLimit, kAnyLimit, 1};
 }
 
+/// Of a multiprocessor's shared memory, by the system for each CTA.
+inline constexpr int kReservedSharedBytes = 1024;
+
 inline constexpr std::int64_t kGroupSizes[] = {32, 64, 128, 256};
 
 /// `make` of the group size as a std::integral_constant; a launch without a kernel for any other.

@@ -155,16 +155,9 @@ bool takes_order(const WeightView& w) {
 bool wants_order(Kernel kernel) { return kernel == Kernel::kWgmma || kernel == Kernel::kMma; }
 bool wants_order(Family family) { return family == Family::kWgmma || family == Family::kMma; }
 
-// Whether the copy engine can read the weights, if x too is such that it can.
+// Whether the copy engine can read the weights; x has a say too, which is asked for at the launch.
 bool engine_reads(const Device& device, const WeightView& w) {
-  GemmParams params{};
-  params.bits = w.bits + w.bits_offset;
-  params.scales = reinterpret_cast<const __half*>(w.scales + w.scales_offset);
-  params.scales_stride = static_cast<std::uint32_t>(w.scales_stride);
-  params.n = static_cast<std::uint32_t>(w.n);
-  params.k = static_cast<std::uint32_t>(w.k);
-  params.vectorized = is_aligned(params.bits, 16) && w.bits_stride % 4 == 0;
-  return engine_can_fetch(device, params, w.group_size, kDecodeS8Rows);
+  return engine_can_fetch(device, resolve({}, w, {}, {}), w.group_size, kDecodeS8Rows);
 }
 
 // `ordered`: the weights are such, and there is a workspace for x; `may_cut`: and one to hand tiles
@@ -183,8 +176,9 @@ KernelConfig configuration(const Device& device, Kernel kernel, std::int64_t m, 
     case Kernel::kAuto:
       break;
   }
-  return kernels::choose(device.architecture, m, w.n, w.k, w.group_size, ordered, has_wgmma(device),
-                         may_cut, engine_reads(device, w), device.multiprocessors);
+  return kernels::choose(device.architecture, m, w.n, w.k, w.group_size,
+                         {ordered, has_wgmma(device), may_cut, engine_reads(device, w)},
+                         device.multiprocessors);
 }
 
 // The part of the workspace where tiles are handed over: flags, then totals.
@@ -433,10 +427,11 @@ Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_
                      int device) {
   check_shape(m, n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
-  const bool engine = prepared.source >= 90 && k > 0 && k % kSliceK == 0;
-  switch (kernels::choose(prepared.architecture, m, n, k, group_size, k > 0, has_wgmma(prepared),
-                          can_hand_over(prepared, m), engine, prepared.multiprocessors)
-              .family) {
+  const kernels::Allowed allowed{k > 0, has_wgmma(prepared), can_hand_over(prepared, m),
+                                 prepared.source >= 90 && k > 0 && k % kSliceK == 0};
+  switch (
+      kernels::choose(prepared.architecture, m, n, k, group_size, allowed, prepared.multiprocessors)
+          .family) {
     case Family::kDecodeB1:
       return Kernel::kDecodeB1;
     case Family::kDecodeS8:

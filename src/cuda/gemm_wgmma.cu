@@ -16,9 +16,8 @@ namespace {
 // kernel ahead ends first.
 std::uint32_t shared_bytes_for(std::uint32_t needed, std::int64_t at_once,
                                const WgmmaShape& shape) {
-  constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each CTA
-  constexpr int kUnit = 128;            // in which it is given out
-  const std::int64_t share = shape.shared_memory / at_once - kReservedBytes;
+  constexpr int kUnit = 128;  // in which it is given out
+  const std::int64_t share = shape.shared_memory / at_once - kReservedSharedBytes;
   return std::max(needed, static_cast<std::uint32_t>(
                               std::min<std::int64_t>(share, shape.shared_limit) / kUnit * kUnit));
 }

@@ -30,7 +30,7 @@
 ///   slices added by the warps that multiplied, a value each, when they are done: QKV 5.9, 5.3
 ///
 /// Fragments, lane (g, t) = (lane / 4, lane % 4):
-///   A (T32,V4) -> (M16,K32): lane_word t of rows g and g + 8, expanded;
+///   A (T32,V4) -> (M16,K32): word t of rows g and g + 8, expanded;
 ///   B (T32,V2) -> (N8,K32): the same columns of token g;
 ///   C (T32,V4) -> (M16,N8): tokens 2t and 2t + 1 of rows g, then g + 8.
 
@@ -50,7 +50,7 @@ namespace kernels {
 /// How a CTA works; made by DecodeRing::plan.
 struct DecodeRingCut {
   std::uint32_t warps;    ///< that multiply, of a set; 0: the shape does not fit
-  std::uint32_t helpers;  ///< warps that convert, and as many that add
+  std::uint32_t helpers;  ///< warps that convert, and as many that add: 4, or 2
   std::uint32_t parts;    ///< of a slice, at once
   std::uint32_t rounds;   ///< with other parts, until all of K is done
   std::uint32_t sets;     ///< of warps, which share the blocks
@@ -60,6 +60,33 @@ struct DecodeRingCut {
   std::uint32_t stage_bytes;  ///< shared memory of a stage,
   std::uint32_t set_bytes;    ///< from a set's stage to its next,
   std::uint32_t ring_bytes;   ///< and of all stages
+};
+
+/// Where things are in a stage, in bytes, for host and device.
+template <class Plan>
+struct DecodeRingStage {
+  unsigned slices;
+
+  // Of all slices: bits [slice][row], which are swizzled; mantissas [slice][row][scale]; sums
+  // [slice][value][lane]; units [slice][row]; scales [row][slice][scale].
+  __host__ __device__ constexpr unsigned mantissas() const { return slices * Plan::kBitsBytes; }
+  __host__ __device__ constexpr unsigned sums() const {
+    return mantissas() + slices * Plan::kMantissaBytes;
+  }
+  __host__ __device__ constexpr unsigned units() const { return sums() + slices * Plan::kSumBytes; }
+  __host__ __device__ constexpr unsigned scales() const {
+    return units() + slices * Plan::kUnitBytes;
+  }
+  /// Whether a converter saw a wide slice: an int for each of kMaxHelpers.
+  __host__ __device__ constexpr unsigned wide() const {
+    return scales() + slices * Plan::kScaleBytes;
+  }
+  // Barriers: by the copy engine, by those who convert, by those who multiply.
+  __host__ __device__ constexpr unsigned full() const { return wide() + Plan::kMaxHelpers * 4; }
+  __host__ __device__ constexpr unsigned ready() const { return full() + 8; }
+  __host__ __device__ constexpr unsigned done() const { return ready() + 8; }
+  /// Of all; the swizzle wants the next stage's bits at a multiple of 1024.
+  __host__ __device__ constexpr unsigned bytes() const { return (done() + 8 + 1023) / 1024 * 1024; }
 };
 
 /// The shapes and the shared-memory plan of decode_ring, for host and device.
@@ -88,18 +115,13 @@ struct DecodeRing {
   static constexpr int kDots = kPartK / kGroup;  ///< groups of a part
   static constexpr int kScales = static_cast<int>(kSliceK) / kGroup;
 
-  // A stage: for all slices bits [slice][row], mantissas [slice][row], sums [slice][value][lane],
-  // units [slice][row], scales [row][slice].
+  // What a slice has in a stage, see DecodeRingStage.
   static constexpr int kLineBytes = static_cast<int>(kSliceK) / 8;
   static constexpr int kBitsBytes = kRows * kLineBytes;
   static constexpr int kMantissaBytes = kRows * kScales * 4;
   static constexpr int kSumBytes = kTokens * kRows * 4;
-  static constexpr int kScaleBytes = kRows * kScales * 2;
   static constexpr int kUnitBytes = kRows * 4;
-  static constexpr int kSliceBytes =
-      kBitsBytes + kMantissaBytes + kSumBytes + kScaleBytes + kUnitBytes;
-  static constexpr int kWideBytes = kMaxHelpers * 4;  ///< whether a converter saw a wide slice
-  static constexpr int kBarrierBytes = 3 * 8;         ///< full, ready, done
+  static constexpr int kScaleBytes = kRows * kScales * 2;
 
   /// Where lane (g, t)'s value v is: row g + row_of(v), token token_of(v, t).
   __host__ __device__ static constexpr unsigned row_of(unsigned v) { return v % 4 / 2 * 8; }
@@ -107,17 +129,12 @@ struct DecodeRing {
     return v / 4 * 8 + 2 * t + v % 2;
   }
 
-  /// Bits, which are swizzled, begin at a multiple of 1024.
-  static constexpr int stage_bytes(int slices) {
-    return (slices * kSliceBytes + kWideBytes + kBarrierBytes + 1023) / 1024 * 1024;
-  }
-
   /// For a CTA of `own` blocks, of `blocks` in all, with up to `max_warps` that multiply.
   static constexpr DecodeRingCut plan(int slices, std::int64_t own, std::int64_t blocks,
                                       int max_warps, int shared_limit) {
     DecodeRingCut cut{};
-    cut.stage_bytes = static_cast<std::uint32_t>(stage_bytes(slices));
-    const int fitting = shared_limit / stage_bytes(slices);
+    cut.stage_bytes = DecodeRingStage<DecodeRing>{static_cast<unsigned>(slices)}.bytes();
+    const int fitting = shared_limit / static_cast<int>(cut.stage_bytes);
     if (fitting < 1) return cut;
     int parts = kSliceParts;
     while (parts > 1 && slices * parts > max_warps) parts /= 2;
@@ -199,23 +216,6 @@ __device__ inline float convert_to_ints(const char* scales, std::int32_t* mantis
   }
   return unit.narrow ? unit.unit : 0.0f;
 }
-
-/// Where things are in a stage.
-template <class Plan>
-struct DecodeRingStage {
-  unsigned slices;
-
-  __device__ unsigned mantissas() const { return slices * Plan::kBitsBytes; }
-  __device__ unsigned sums() const { return mantissas() + slices * Plan::kMantissaBytes; }
-  __device__ unsigned units() const { return sums() + slices * Plan::kSumBytes; }
-  __device__ unsigned scales() const { return units() + slices * Plan::kUnitBytes; }
-  __device__ unsigned wide() const { return scales() + slices * Plan::kScaleBytes; }
-
-  /// Barriers: by the copy engine, by those who convert, by those who multiply.
-  __device__ unsigned full() const { return wide() + Plan::kWideBytes; }
-  __device__ unsigned ready() const { return full() + 8; }
-  __device__ unsigned done() const { return full() + 16; }
-};
 
 /// Replaces the sums of wide slices, which are not used, by the contract's, as floats. `sums`:
 /// [slice][value][lane]; `units`: [slice][row].
@@ -379,11 +379,137 @@ struct DecodeRingX {
     }
   }
 };
+/// A warp that converts: its part of the scales of each block.
+template <class Plan>
+__device__ __forceinline__ void convert_blocks(const DecodeRingCut& cut,
+                                               const DecodeRingStage<Plan>& in, char* shared,
+                                               unsigned own, unsigned helper) {
+  const unsigned lane = threadIdx.x;
+  const unsigned slices = in.slices;
+  const std::uint32_t base = ptx::shared_address(shared);
+  unsigned stage = 0, parity = 0;
+#pragma unroll 1
+  for (unsigned block = 0; block < own; ++block) {
+    const char* scales = shared + stage + in.scales();
+    auto* mantissas = reinterpret_cast<std::int32_t*>(shared + stage + in.mantissas());
+    auto* units = reinterpret_cast<float*>(shared + stage + in.units());
+    wait_for_barrier(base + stage + in.full(), parity);
+    bool wide = false;
+#pragma unroll 1
+    for (unsigned i = helper * kWarpSize + lane; i < slices * Plan::kRows;
+         i += cut.helpers * kWarpSize) {
+      const unsigned from = i % Plan::kRows * slices + i / Plan::kRows;
+      const float unit = convert_to_ints<Plan::kScales>(scales + from * (Plan::kScales * 2),
+                                                        mantissas + i * Plan::kScales);
+      units[i] = unit;
+      wide = wide || unit == 0;
+    }
+    wide = __any_sync(0xffffffffu, wide);
+    if (lane == 0) {
+      auto* flags = reinterpret_cast<int*>(shared + stage + in.wide());
+      flags[helper] = wide;
+      if (cut.helpers < Plan::kMaxHelpers) flags[cut.helpers + helper] = wide;  // 2: all four
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(base + stage + in.ready());
+    stage += cut.stage_bytes;
+    if (stage == cut.ring_bytes) stage = 0, parity ^= 1;
+  }
+}
+
+/// A warp that adds: the slices of the blocks in its stages. `row_of`: a block's first row;
+/// `fetch`: starts to fetch a block to a stage.
+template <class Plan, class RowOf, class Fetch>
+__device__ __forceinline__ void add_blocks(const GemmParams& params, const DecodeRingCut& cut,
+                                           const DecodeRingStage<Plan>& in, char* shared,
+                                           unsigned own, unsigned adder, const RowOf& row_of,
+                                           const Fetch& fetch) {
+  const unsigned lane = threadIdx.x;
+  const std::uint32_t base = ptx::shared_address(shared);
+  unsigned stage = 0, parity = 0;
+  ptx::wait_for_dependencies();
+  float x_scales[Plan::kValues];
+#pragma unroll
+  for (int v = 0; v < Plan::kValues; ++v) {
+    x_scales[v] = params.x_scales[min(Plan::token_of(v, lane % 4), params.m - 1)];
+  }
+  // A stage is always the same warp's: a barrier's parity does not tell a block from the last but
+  // one that was there, so its waiter must have seen them all.
+  unsigned turn = 0;
+#pragma unroll 1
+  for (unsigned block = 0; block < own; ++block) {
+    if (turn == adder) {
+      wait_for_barrier(base + stage + in.done(), parity);
+      add_block<Plan>(params, in, shared + stage, row_of(block), x_scales);
+      __syncwarp();
+      if (lane == 0 && block + cut.stages < own) fetch(block + cut.stages, stage);
+    }
+    if (++turn == cut.helpers) turn = 0;
+    stage += cut.stage_bytes;
+    if (stage == cut.ring_bytes) stage = 0, parity ^= 1, turn = 0;
+  }
+}
+
+/// A warp that multiplies: its parts of all blocks, or of its set's.
+template <class Plan>
+__device__ __forceinline__ void multiply_blocks(const GemmParams& params, const DecodeRingCut& cut,
+                                                const DecodeRingStage<Plan>& in, std::uint32_t base,
+                                                unsigned own, unsigned warp) {
+  const unsigned lane = threadIdx.x;
+  const unsigned slices = in.slices;
+  const unsigned g = lane / 4, t = lane % 4;
+  const unsigned set = warp / cut.warps, own_warp = warp % cut.warps;
+  const unsigned own_slice = own_warp / cut.parts, own_part = own_warp % cut.parts;
+  ptx::wait_for_dependencies();
+#pragma unroll 1
+  for (unsigned first = 0; first < own; first += cut.phase) {
+    unsigned slice = own_slice, part = own_part;
+#pragma unroll 1
+    for (unsigned round = 0; round < cut.rounds; ++round) {
+      const bool busy = slice < slices;
+      const bool last = round + 1 == cut.rounds;
+      DecodeRingX<Plan> x;
+      x.load(params, slice * unsigned{kSliceK} + part * Plan::kPartK, busy);
+
+      // In the first stage: words of row g in the part's blocks, columns swizzled by row % 8;
+      // mantissas of row g; sums.
+      const std::uint32_t words = keep(base + slice * Plan::kBitsBytes + g * Plan::kLineBytes +
+                                       ((part * Plan::kPartBlocks) ^ g) * 16 + t * 4);
+      const std::uint32_t mantissas = keep(base + in.mantissas() + slice * Plan::kMantissaBytes +
+                                           (g * Plan::kScales + part * Plan::kDots) * 4);
+      const std::uint32_t sums = keep(base + in.sums() + slice * Plan::kSumBytes + lane * 4);
+      const std::uint32_t ready = keep(base + in.ready());
+      unsigned stage = set * cut.stage_bytes, parity = first / cut.phase & 1;
+      int left = static_cast<int>(keep(min(cut.phase, own - first)) - set);
+#pragma unroll 1
+      for (; left > 0; left -= static_cast<int>(cut.sets)) {
+        wait_for_barrier(ready + stage, parity);
+        if (busy) {
+          std::int32_t sum[Plan::kValues];
+          x.multiply(words + stage, mantissas + stage, sum);
+#pragma unroll
+          for (int v = 0; v < Plan::kValues; ++v) {
+            ptx::add_shared(sums + stage + v * kWarpSize * 4, sum[v]);
+          }
+        }
+        if (last) {
+          __syncwarp();
+          if (lane == 0) ptx::mbarrier_arrive(ready + (in.done() - in.ready()) + stage);
+        }
+        stage += cut.set_bytes;
+        if (stage >= cut.ring_bytes) stage -= cut.ring_bytes, parity ^= 1;
+      }
+      // The slice's next part, or the next pass, by as many slices as a pass has.
+      part += cut.parts;
+      if (part >= Plan::kSliceParts) part = own_part, slice += cut.warps / cut.parts;
+    }
+  }
+}
 #endif
 
 /// Grid: any number of CTAs up to cut.blocks, for which the plan was made; CTA i has blocks i,
 /// i + gridDim.x, ... Block: (32, cut.warps · cut.sets + 2 · cut.helpers). Dynamic shared memory:
-/// cut.stages · stage_bytes. See weight_tile.cuh for `bits_map`.
+/// cut.ring_bytes. See weight_tile.cuh for `bits_map`.
 template <int kTokens, int kGroup>
 __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
     decode_ring(const __grid_constant__ GemmParams params,
@@ -434,111 +560,15 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   __syncthreads();
   ptx::launch_dependents();
 
-  unsigned stage = 0, parity = 0;
   if (warp >= multipliers + cut.helpers) {
-    const unsigned adder = warp - multipliers - cut.helpers;
-    ptx::wait_for_dependencies();
-    float x_scales[Plan::kValues];
-#pragma unroll
-    for (int v = 0; v < Plan::kValues; ++v) {
-      x_scales[v] = params.x_scales[min(Plan::token_of(v, lane % 4), params.m - 1)];
-    }
-    // A stage is always the same warp's: a barrier's parity does not tell a block from the last but
-    // one that was there, so its waiter must have seen them all.
-    unsigned turn = 0;
-#pragma unroll 1
-    for (unsigned block = 0; block < own; ++block) {
-      if (turn == adder) {
-        wait_for_barrier(base + stage + in.done(), parity);
-        add_block<Plan>(params, in, shared + stage, row_of(block), x_scales);
-        __syncwarp();
-        if (lane == 0 && block + cut.stages < own) fetch(block + cut.stages, stage);
-      }
-      if (++turn == cut.helpers) turn = 0;
-      stage += cut.stage_bytes;
-      if (stage == cut.ring_bytes) stage = 0, parity ^= 1, turn = 0;
-    }
+    add_blocks<Plan>(params, cut, in, shared, own, warp - multipliers - cut.helpers, row_of, fetch);
     return;
   }
   if (warp >= multipliers) {
-    const unsigned helper = warp - multipliers;
-#pragma unroll 1
-    for (unsigned block = 0; block < own; ++block) {
-      const char* scales = shared + stage + in.scales();
-      auto* mantissas = reinterpret_cast<std::int32_t*>(shared + stage + in.mantissas());
-      auto* units = reinterpret_cast<float*>(shared + stage + in.units());
-      wait_for_barrier(base + stage + in.full(), parity);
-      bool wide = false;
-#pragma unroll 1
-      for (unsigned i = helper * kWarpSize + lane; i < slices * Plan::kRows;
-           i += cut.helpers * kWarpSize) {
-        const unsigned from = i % Plan::kRows * slices + i / Plan::kRows;
-        const float unit = convert_to_ints<Plan::kScales>(scales + from * (Plan::kScales * 2),
-                                                          mantissas + i * Plan::kScales);
-        units[i] = unit;
-        wide = wide || unit == 0;
-      }
-      wide = __any_sync(0xffffffffu, wide);
-      if (lane == 0) {
-        auto* flags = reinterpret_cast<int*>(shared + stage + in.wide());
-        flags[helper] = wide;
-        if (cut.helpers < Plan::kMaxHelpers) flags[cut.helpers + helper] = wide;
-      }
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(base + stage + in.ready());
-      stage += cut.stage_bytes;
-      if (stage == cut.ring_bytes) stage = 0, parity ^= 1;
-    }
+    convert_blocks<Plan>(cut, in, shared, own, warp - multipliers);
     return;
   }
-
-  const unsigned g = lane / 4, t = lane % 4;
-  const unsigned set = warp / cut.warps, own_warp = warp % cut.warps;
-  const unsigned own_slice = own_warp / cut.parts, own_part = own_warp % cut.parts;
-  ptx::wait_for_dependencies();
-#pragma unroll 1
-  for (unsigned first = 0; first < own; first += cut.phase) {
-    unsigned slice = own_slice, part = own_part;
-#pragma unroll 1
-    for (unsigned round = 0; round < cut.rounds; ++round) {
-      const bool busy = slice < slices;
-      const bool last = round + 1 == cut.rounds;
-      DecodeRingX<Plan> x;
-      x.load(params, slice * unsigned{kSliceK} + part * Plan::kPartK, busy);
-
-      // In the first stage: words of row g in the part's blocks, columns swizzled by row % 8;
-      // mantissas of row g; sums.
-      const std::uint32_t words = keep(base + slice * Plan::kBitsBytes + g * Plan::kLineBytes +
-                                       ((part * Plan::kPartBlocks) ^ g) * 16 + t * 4);
-      const std::uint32_t mantissas = keep(base + in.mantissas() + slice * Plan::kMantissaBytes +
-                                           (g * Plan::kScales + part * Plan::kDots) * 4);
-      const std::uint32_t sums = keep(base + in.sums() + slice * Plan::kSumBytes + lane * 4);
-      const std::uint32_t ready = keep(base + in.ready());
-      stage = set * cut.stage_bytes, parity = first / cut.phase & 1;
-      int left = static_cast<int>(keep(min(cut.phase, own - first)) - set);
-#pragma unroll 1
-      for (; left > 0; left -= static_cast<int>(cut.sets)) {
-        wait_for_barrier(ready + stage, parity);
-        if (busy) {
-          std::int32_t sum[Plan::kValues];
-          x.multiply(words + stage, mantissas + stage, sum);
-#pragma unroll
-          for (int v = 0; v < Plan::kValues; ++v) {
-            ptx::add_shared(sums + stage + v * kWarpSize * 4, sum[v]);
-          }
-        }
-        if (last) {
-          __syncwarp();
-          if (lane == 0) ptx::mbarrier_arrive(ready + 8 + stage);
-        }
-        stage += cut.set_bytes;
-        if (stage >= cut.ring_bytes) stage -= cut.ring_bytes, parity ^= 1;
-      }
-      // The slice's next part, or the next pass, by as many slices as a pass has.
-      part += cut.parts;
-      if (part >= Plan::kSliceParts) part = own_part, slice += cut.warps / cut.parts;
-    }
-  }
+  multiply_blocks<Plan>(params, cut, in, base, own, warp);
 #endif
 }
 

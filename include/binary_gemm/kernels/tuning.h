@@ -217,6 +217,10 @@ inline constexpr std::int64_t kHandOverFlagBytes = kHandOverCtas * 4;
 inline constexpr std::int64_t kHandOverBytes =
     kHandOverFlagBytes + kHandOverCtas * kHandOverTileBytes;
 
+/// Up to so many tokens, rows longer than this are decode_s8's, by a ring.
+inline constexpr std::int64_t kRingTokens = 8;
+inline constexpr std::int64_t kRingLongRow = 10240;
+
 /// Whether decode_s8 goes by the ring of stages of decode_ring.cuh, where the copy engine can read
 /// W and K is a multiple of 1024; `tokens`: the batch tile. That is faster with 16 tokens, for long
 /// rows, and where a multiprocessor has many blocks of 16 rows; else its start takes longer. On an
@@ -227,16 +231,15 @@ inline constexpr std::int64_t kHandOverBytes =
 /// Groups of 32 and 64 would spill registers there.
 constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64_t group_size,
                           int multiprocessors) {
-  constexpr std::int64_t kManyBlocks = 6;  // a multiprocessor; between QKV (4) and gate
+  constexpr std::int64_t kManyRows = 96;  // a multiprocessor; between QKV (62) and gate (132)
   return group_size >= 128 && k % kSliceK == 0 &&
-         (tokens > 8 || k > 10240 || n > 16 * kManyBlocks * multiprocessors);
+         (tokens > kRingTokens || k > kRingLongRow || n > kManyRows * multiprocessors);
 }
 
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
 /// slices by turns, where decode_s8 takes rounds: K = 17408 on an H200, us, M = 6 and 8 by
 /// decode_s8 14.3 and 14.6, up to 16 tokens by wgmma 13.8. By a ring decode_s8 keeps M <= 8.
 constexpr std::int64_t wgmma_min_tokens(std::int64_t k) { return k >= 8192 ? 6 : 17; }
-constexpr std::int64_t kRingTokens = 8;
 
 /// From this M on the mma kernel is faster than decode_s8 in chunks of 16. On an H200, forced, us:
 /// at M = 64 by the times in src/cuda/gemm_mma.cu 20 (QKV, out), 41 (gate), 69 (K = 17408) against
@@ -257,20 +260,26 @@ constexpr KernelConfig configure(Family family, std::int64_t m, std::int64_t gro
   return {family, static_cast<std::uint8_t>(tokens <= 8 ? 8 : 16), 0, 0};
 }
 
-/// The table's choice. `ordered`: x can be put in the order of the wgmma and mma kernels; `wgmma`:
-/// there is that kernel; `may_cut`: and memory to hand tiles over; `engine`: the copy engine can
-/// read W. At M = 4 the decode families meet: see bench/results. Long rows are decode_s8's from M =
-/// 3 on if they go by a ring: K = 17408, us, plain and back to back, 12.5 and 9.7, decode_b1 13.7
-/// and 12.1; at M = 2 12.4 and 9.6, 10.3 and 8.8.
+/// What a call's views, its workspace and the compiled code allow.
+struct Allowed {
+  bool ordered;  ///< x can be put in the order of the wgmma and mma kernels
+  bool wgmma;    ///< there is that kernel
+  bool may_cut;  ///< and memory to hand tiles over
+  bool engine;   ///< the copy engine can read W
+};
+
+/// The table's choice. At M = 4 the decode families meet: see bench/results. Long rows are
+/// decode_s8's from M = 3 on if they go by a ring: K = 17408, us, plain and back to back, 12.5 and
+/// 9.7, decode_b1 13.7 and 12.1; at M = 2 12.4 and 9.6, 10.3 and 8.8.
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
-                              std::int64_t k, std::int64_t group_size, bool ordered, bool wgmma,
-                              bool may_cut, bool engine, int multiprocessors) {
-  const bool long_ring = engine && k >= 8192 && m <= kRingTokens &&
+                              std::int64_t k, std::int64_t group_size, const Allowed& allowed,
+                              int multiprocessors) {
+  const bool long_ring = allowed.engine && k > kRingLongRow && m <= kRingTokens &&
                          takes_ring(kRingTokens, n, k, group_size, multiprocessors);
-  if (ordered && wgmma && m >= wgmma_min_tokens(k) && !long_ring) {
-    return choose_wgmma(m, n, k, may_cut, multiprocessors);
+  if (allowed.ordered && allowed.wgmma && m >= wgmma_min_tokens(k) && !long_ring) {
+    return choose_wgmma(m, n, k, allowed.may_cut, multiprocessors);
   }
-  if (ordered && !wgmma && m >= kMmaMinTokens) return configure_mma();
+  if (allowed.ordered && !allowed.wgmma && m >= kMmaMinTokens) return configure_mma();
   const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size) &&
                   !(long_ring && m > 2);
   return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
