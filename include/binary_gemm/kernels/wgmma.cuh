@@ -34,8 +34,9 @@ __device__ inline void wgmma_wait() {
 /// The descriptor of a K-major operand in rows of 128 bytes with the 128-byte swizzle: address, 8
 /// rows are 1024 bytes apart, swizzle mode 1. 32 bytes further along K is 2 more.
 __device__ inline std::uint64_t descriptor_128b(std::uint32_t address) {
-  return std::uint64_t{(address & 0x3ffffu) >> 4} | std::uint64_t{1} << 16 |
-         std::uint64_t{64} << 32 | std::uint64_t{1} << 62;
+  std::uint32_t low = (address & 0x3ffffu) >> 4 | 1u << 16;
+  asm("" : "+r"(low));  // else its bits are masked again wherever something is added
+  return std::uint64_t{low} | std::uint64_t{64} << 32 | std::uint64_t{1} << 62;
 }
 
 /// The same operand `bytes` further in shared memory. The addresses are less than 2^18, so that the
