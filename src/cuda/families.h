@@ -29,8 +29,8 @@ struct DecodeShape {
   bool quantizes = false;  ///< decode_b1 at M = 1: x is bf16 or fp16
 };
 
-/// How a decode kernel is launched. Its arguments are GemmParams, the tensor map of the bits and,
-/// for decode_s8, the cut.
+/// How a decode kernel is launched. Its arguments are GemmParams, the tensor map of the bits and
+/// the cut.
 struct DecodeLaunch {
   const void* kernel = nullptr;  ///< null if the family has none for the shape
   std::uint32_t grid = 0;
@@ -40,7 +40,7 @@ struct DecodeLaunch {
   bool engine = false;         ///< the kernel uses the copy engine, with boxes of
   std::uint32_t rows = 0;      ///< this many rows
   std::uint32_t slices = 0;    ///< by this many slices
-  std::uint32_t cut[11] = {};  ///< kernels::DecodeS8Cut or DecodeRingCut
+  std::uint32_t cut[12] = {};  ///< kernels::DecodeB1Cut, DecodeS8Cut or DecodeRingCut
 };
 
 /// A shape for asking what kernels there are: one block, and all the shared memory there could be.
@@ -48,6 +48,14 @@ inline DecodeShape smallest_shape(const kernels::KernelConfig& config, std::int6
                                   bool engine) {
   constexpr int kAnyLimit = 1 << 17;
   return {config, 1, kSliceK, group_size, engine, kAnyLimit, kAnyLimit, 1};
+}
+
+/// The fewest CTAs of which none has more blocks than if there were `most` of them. The
+/// multiprocessors that are left have room for the kernel that follows: launched by programmatic
+/// dependent launch, it waits there with its weights fetched.
+constexpr std::int64_t even_grid(std::int64_t blocks, std::int64_t most) {
+  const std::int64_t each = (blocks + most - 1) / most;
+  return each == 0 ? 0 : (blocks + each - 1) / each;
 }
 
 /// Of a multiprocessor's shared memory, by the system for each CTA.

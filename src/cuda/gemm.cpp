@@ -235,7 +235,7 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
   params.dependent = launch.programmatic;
   CUtensorMap map{};
   if (plan.engine) map = bits_tensor_map(params, plan.rows, plan.slices);
-  void* arguments[] = {&params, &map, plan.cut};  // decode_b1 takes the first two
+  void* arguments[] = {&params, &map, plan.cut};
   launch_kernel(device, plan.kernel, dim3(plan.grid),
                 dim3(kernels::kWarpSize, plan.warps, plan.teams), plan.shared_bytes, launch,
                 arguments);

@@ -341,6 +341,26 @@ TEST_P(CudaEqualityFull, ManyRows) {
   }
 }
 
+TEST_P(CudaEqualityFull, ManyRowsFetchedLate) {
+  // Of decode_b1's CTAs some fetch their bits after others: from two a multiprocessor on up to four
+  // (544 CTAs), or all (1032).
+  std::uint64_t seed = 540;
+  for (const std::int64_t g : kGroupSizes) {
+    for (const std::int64_t n : {17408, 33000}) {
+      if (thinned(++seed)) continue;
+      const ScalePattern scales = seed % 2 == 0 ? ScalePattern::kNarrow : ScalePattern::kMixed;
+      ASSERT_TRUE(engine_reads_rows(n, 2 * kSliceK, g));
+      const Case c(make_tall_problem({3, n, 2 * kSliceK, g}, scales, ActivationPattern::kRandom,
+                                     all_layouts()[0], seed),
+                   kFloatTypes[seed % 3], seed % 2 == 0, stream());
+      for (const std::int64_t m : {1, 2, 3}) {
+        check(c, {3 - m, m, 0, n});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_P(CudaEqualityFull, ManyRowsByARing) {
   // So many that 8 tokens go by a ring too; and at K = 17408 more of a CTA's than its stages.
   std::uint64_t seed = 560;

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "binary_gemm/kernels/decode_b1.cuh"
 #include "binary_gemm/kernels/decode_ring.cuh"
 #include "cuda/families.h"
 
@@ -57,6 +58,21 @@ void expect_legal(const DecodeLaunch& launch, const Gpu& gpu) {
   EXPECT_LE(launch.shared_bytes, static_cast<std::uint32_t>(gpu.shared_limit));
 }
 
+// Of decode_b1: the memory is busy before x is there, and CTAs of the first wave alone are late,
+// but for grids of two.
+void expect_some_fetch_early(const DecodeLaunch& launch, const Gpu& gpu) {
+  kernels::DecodeB1Cut cut;
+  std::memcpy(&cut, launch.cut, sizeof(cut));
+  const auto multiprocessors = static_cast<std::uint32_t>(gpu.multiprocessors);
+  EXPECT_EQ(cut.late_begin, 2 * multiprocessors);
+  const std::uint32_t end = cut.late_begin + cut.late_count;
+  if (launch.grid <= cut.late_begin) EXPECT_EQ(cut.late_count, 0u);
+  if (end > 4 * multiprocessors) {
+    EXPECT_EQ(end, launch.grid);
+    EXPECT_LT(launch.grid, 10 * multiprocessors);
+  }
+}
+
 TEST(Plan, DecodeLaunchesAreLegal) {
   for (const Gpu& gpu : kGpus) {
     for (const std::int64_t g : kGroupSizes) {
@@ -80,12 +96,26 @@ TEST(Plan, DecodeLaunchesAreLegal) {
                   plan_decode_b1(decode_shape(gpu, Family::kDecodeB1, tokens, n, k, g, engine));
               ASSERT_NE(launch.kernel, nullptr);
               expect_legal(launch, gpu);
+              expect_some_fetch_early(launch, gpu);
             }
           }
         }
       }
     }
   }
+}
+
+TEST(Plan, EvenGridsTakeAsLong) {
+  for (std::int64_t most = 1; most <= 150; most += 7) {
+    for (std::int64_t blocks = 1; blocks < 2000; blocks += 3) {
+      const std::int64_t grid = even_grid(blocks, most), each = (blocks + most - 1) / most;
+      ASSERT_LE(grid, most) << blocks;
+      ASSERT_EQ((blocks + grid - 1) / grid, each) << blocks << " by " << grid;
+      if (grid > 1) ASSERT_GT((blocks + grid - 2) / (grid - 1), each) << "there are fewer";
+    }
+  }
+  EXPECT_EQ(even_grid(320, 132), 107);
+  EXPECT_EQ(even_grid(0, 132), 0);
 }
 
 TEST(Plan, BatchLaunchesAreLegal) {
@@ -134,6 +164,7 @@ void check_ring(const DecodeLaunch& launch, const Gpu& gpu, std::int64_t n, unsi
   EXPECT_TRUE(cut.helpers == Plan::kMaxHelpers || 2 * cut.helpers == Plan::kMaxHelpers);
   EXPECT_GE(cut.stages, 1u);
   EXPECT_LE(cut.stages, own);
+  EXPECT_GE(cut.early, 1u);
   EXPECT_EQ(launch.shared_bytes, cut.stages * cut.stage_bytes);
   EXPECT_EQ(cut.ring_bytes, launch.shared_bytes);
   EXPECT_EQ(cut.stage_bytes % 1024, 0u);

@@ -290,6 +290,15 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
   }
 };
 
+/// CTAs that fetch their bits only when their x is on its way, with programmatic dependent launch.
+/// What is asked for sooner comes sooner: the weights of all CTAs that fit on the GPU at once are
+/// 15 MB, or 3 us. Those before are enough to keep the memory busy; those after start when others
+/// have ended.
+struct DecodeB1Cut {
+  std::uint32_t late_begin;
+  std::uint32_t late_count;
+};
+
 /// Grid: CTAs of 32 rows of W in x. Block: (32, DecodeB1::warps). Dynamic shared memory:
 /// DecodeB1::shared_bytes. With kEngine the copy engine fetches the weights (see weight_tile.cuh):
 /// all slices have a warp. With kQuantizes, too, every CTA quantizes the one token, params.input,
@@ -297,7 +306,8 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
 template <int kTokens, int kGroup, bool kEngine, bool kQuantizes>
 __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSize)
     decode_b1(const __grid_constant__ GemmParams params,
-              const __grid_constant__ CUtensorMap bits_map) {
+              const __grid_constant__ CUtensorMap bits_map,
+              const __grid_constant__ DecodeB1Cut cut) {
   using Plan = DecodeB1<kTokens, kGroup>;
   using TilePlan = WeightTilePlan<32, kGroup>;
   static_assert(!kQuantizes || (kEngine && kTokens == 1), "all warps have a slice of one token");
@@ -311,13 +321,18 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   char* kept = scales + warps * TilePlan::kScaleBytes;
   const std::uint32_t scales_barrier = ptx::shared_address(shared) + warps * Plan::kWarpBytes;
   const std::uint32_t bits_barrier = scales_barrier + 8;
+  const bool fetches = kEngine && warp == 0 && lane == 0;
+  const bool fetches_late =
+      kEngine && !kQuantizes && params.dependent && blockIdx.x - cut.late_begin < cut.late_count;
 #if __CUDA_ARCH__ >= 900
-  if (kEngine && warp == 0 && lane == 0) {
+  if (fetches) {
     ptx::mbarrier_init(scales_barrier, 1);
     ptx::mbarrier_init(bits_barrier, 1);
     ptx::fence_mbarrier_init();
     fetch_scales_by_engine(params, n0, Plan::kRows, scales, scales_barrier);
-    fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, slices, shared, bits_barrier);
+    if (!fetches_late) {
+      fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, slices, shared, bits_barrier);
+    }
   }
   __syncwarp();
 #endif
@@ -364,6 +379,11 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
                       : work.template quantize_x<__half>(words[0], maxima, warps);
       } else {
         work.load_x(words);
+#if __CUDA_ARCH__ >= 900
+        if (fetches && fetches_late) {
+          fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, slices, shared, bits_barrier);
+        }
+#endif
       }
       work.make_planes(words);
     }

@@ -19,8 +19,10 @@
 /// until a warp has multiplied them with all its parts. Where there are less, sets of warps share
 /// the blocks.
 ///
-/// On an H200, us at M = 8, back to back: gate 9.2 by decode_s8, now 8.6; K = 17408 13.5, 10.4; LM
-/// head 79, 74. What limits it is the integer pipe: 26 of its instructions for 16 rows by 128 of K,
+/// At the start most of the weights are asked for after x: see kEarlyBytes.
+///
+/// On an H200, us at M = 8, back to back: gate 9.2 by decode_s8, now 8.1; K = 17408 13.5, 10.1; LM
+/// head 79, 72. What limits it is the integer pipe: 26 of its instructions for 16 rows by 128 of K,
 /// and its warps issue two of three cycles. What lost, LM head at M = 8 or as said:
 ///   256 of K a warp, sums of parts kept apart until the end: 109; 512 of K, added up in shared
 ///     memory 82
@@ -28,6 +30,7 @@
 ///   the shifts of expand_signs by multiplication: 79, without 75; two dots of 64 a group: 77
 ///   the binary tensor core in its place, M = 4: 64 against 74, but gate 8.5, 8.2, out 4.4, 4.0
 ///   slices added by the warps that multiplied, a value each, when they are done: QKV 5.9, 5.3
+///   24 and 32 tokens, in parts of 128: QKV 9.0, 10.7, gate 15.4, 17.9; wgmma 7.8, 7.6, 13.8, 13.9
 ///
 /// Fragments, lane (g, t) = (lane / 4, lane % 4):
 ///   A (T32,V4) -> (M16,K32): word t of rows g and g + 8, expanded;
@@ -55,11 +58,14 @@ struct DecodeRingCut {
   std::uint32_t rounds;   ///< with other parts, until all of K is done
   std::uint32_t sets;     ///< of warps, which share the blocks
   std::uint32_t stages;
+  std::uint32_t early;        ///< stages that are fetched before x is loaded
   std::uint32_t phase;        ///< blocks that go through all rounds before the next ones do
   std::uint32_t blocks;       ///< of 16 rows, in N
   std::uint32_t stage_bytes;  ///< shared memory of a stage,
   std::uint32_t set_bytes;    ///< from a set's stage to its next,
   std::uint32_t ring_bytes;   ///< and of all stages
+
+  __host__ __device__ std::uint32_t multipliers() const { return warps * sets; }
 };
 
 /// Where things are in a stage, in bytes, for host and device.
@@ -108,6 +114,14 @@ struct DecodeRing {
   static constexpr int kMaxThreads = (kMaxWarps + 2 * kMaxHelpers) * kWarpSize;
   static constexpr int kMaxStages = 16;
 
+  /// What a CTA fetches before its loads of x are on their way: enough to keep the memory busy
+  /// meanwhile. What is asked for sooner comes sooner, and all stages are up to 30 MB, or 6 us. On
+  /// an H200, us, plain and back to back, all stages -> so: gate M = 8 11.1, 9.0 -> 10.3, 8.1, M =
+  /// 16 13.0, 11.1 -> 12.0, 10.3; LM head M = 8 75.7, 73.5 -> 73.3, 71.7. By one stage of 20 KiB
+  /// gate M = 8 9.7, 8.0, M = 16 11.9, 10.7; by three or four worse. Sums zeroed by the warps that
+  /// add or convert, which have time: out M = 16, back to back, 5.4, by those that multiply 5.3.
+  static constexpr unsigned kEarlyBytes = 32 * 1024;
+
   /// What a warp has of K: as much of x as there are registers for.
   static constexpr int kPartBlocks = kTokens <= 8 ? 4 : 2;  ///< of 128
   static constexpr int kPartK = kPartBlocks * 128;
@@ -122,6 +136,11 @@ struct DecodeRing {
   static constexpr int kSumBytes = kTokens * kRows * 4;
   static constexpr int kUnitBytes = kRows * 4;
   static constexpr int kScaleBytes = kRows * kScales * 2;
+
+  // Named barriers at the start: mbarriers are ready for those who convert and add; and for those
+  // who multiply, whose sums are zeros and whose loads of x are on their way.
+  static constexpr unsigned kHelpersBegin = 1;
+  static constexpr unsigned kMultipliersBegin = 2;
 
   /// Where lane (g, t)'s value v is: row g + row_of(v), token token_of(v, t).
   __host__ __device__ static constexpr unsigned row_of(unsigned v) { return v % 4 / 2 * 8; }
@@ -145,6 +164,7 @@ struct DecodeRing {
     cut.rounds = static_cast<std::uint32_t>(passes * kSliceParts / parts);
     cut.stages = static_cast<std::uint32_t>(fitting < own ? fitting : own);
     if (cut.stages > kMaxStages) cut.stages = kMaxStages;
+    cut.early = (kEarlyBytes + cut.stage_bytes - 1) / cut.stage_bytes;
     cut.sets = cut.rounds == 1 ? static_cast<std::uint32_t>(max_warps) / cut.warps : 1;
     if (cut.sets > cut.stages) cut.sets = cut.stages;
     cut.phase = cut.rounds == 1 ? static_cast<std::uint32_t>(own) : cut.stages;
@@ -271,7 +291,8 @@ __device__ inline void add_slices_in_order(float (&total)[Plan::kValues], std::i
 /// An adder's work on a block of rows from n0 on.
 template <class Plan>
 __device__ inline void add_block(const GemmParams& params, const DecodeRingStage<Plan>& in,
-                                 char* stage, unsigned n0, const float (&x_scales)[Plan::kValues]) {
+                                 char* stage, unsigned n0,
+                                 const float (&x_scales)[Plan::kValues / 2]) {
   const unsigned lane = threadIdx.x;
   auto* sums = reinterpret_cast<std::int32_t*>(stage + in.sums());
   const auto* units = reinterpret_cast<const float*>(stage + in.units());
@@ -293,7 +314,7 @@ __device__ inline void add_block(const GemmParams& params, const DecodeRingStage
 #pragma unroll
     for (int v = 0; v < Plan::kValues; ++v) {
       const unsigned row = Plan::row_of(v), m = Plan::token_of(v, lane % 4);
-      const float value = __fmaf_rn(total[v], x_scales[v], bias[row / 8]);
+      const float value = __fmaf_rn(total[v], x_scales[v / 4 * 2 + v % 2], bias[row / 8]);
       const std::uint32_t rounded = round_pair(params.y_type, value, value);
       if (n0 + row < params.n && m < params.m) {
         static_cast<std::uint16_t*>(params.y)[m * params.y_stride + n0 + row] =
@@ -308,7 +329,7 @@ __device__ inline void add_block(const GemmParams& params, const DecodeRingStage
     float value = total[0], x_scale = x_scales[0];
 #pragma unroll
     for (int i = 1; i < Plan::kValues; ++i) {
-      if (i == v) value = total[i], x_scale = x_scales[i];
+      if (i == v) value = total[i], x_scale = x_scales[i / 4 * 2 + i % 2];
     }
     const unsigned n = n0 + Plan::row_of(v), m = Plan::token_of(v, lane % 4);
     if (n < params.n && m < params.m) store_element(params, m, n, value, x_scale);
@@ -334,10 +355,18 @@ struct DecodeRingX {
                            busy && m < params.m);
       }
     }
+  }
+
+  /// What was loaded, before it is multiplied. It is waited for here, not before a barrier above.
+  __device__ __forceinline__ void permute() {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < Plan::kPartBlocks; ++i) permute_as_signs(x[tile][i]);
+      for (int i = 0; i < Plan::kPartBlocks; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) asm volatile("" : "+r"(x[tile][i][j])::"memory");
+        permute_as_signs(x[tile][i]);
+      }
     }
   }
 
@@ -428,10 +457,11 @@ __device__ __forceinline__ void add_blocks(const GemmParams& params, const Decod
   const std::uint32_t base = ptx::shared_address(shared);
   unsigned stage = 0, parity = 0;
   ptx::wait_for_dependencies();
-  float x_scales[Plan::kValues];
+  float x_scales[Plan::kValues / 2];  // of two tokens for each 8
 #pragma unroll
-  for (int v = 0; v < Plan::kValues; ++v) {
-    x_scales[v] = params.x_scales[min(Plan::token_of(v, lane % 4), params.m - 1)];
+  for (int i = 0; i < Plan::kValues / 2; ++i) {
+    const unsigned m = Plan::token_of(i / 2 * 4 + i % 2, lane % 4);
+    x_scales[i] = params.x_scales[min(m, params.m - 1)];
   }
   // A stage is always the same warp's: a barrier's parity does not tell a block from the last but
   // one that was there, so its waiter must have seen them all.
@@ -450,16 +480,33 @@ __device__ __forceinline__ void add_blocks(const GemmParams& params, const Decod
   }
 }
 
+/// The warps that multiply zero the sums of all stages; adders leave zeros.
+template <class Plan>
+__device__ __forceinline__ void zero_sums(const DecodeRingCut& cut, const DecodeRingStage<Plan>& in,
+                                          char* shared, unsigned warp) {
+  const unsigned count = in.slices * (Plan::kSumBytes / 16);
+#pragma unroll 1
+  for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
+    auto* sums = reinterpret_cast<uint4*>(shared + stage + in.sums());
+    for (unsigned i = warp * kWarpSize + threadIdx.x; i < count;
+         i += cut.multipliers() * kWarpSize) {
+      sums[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
 /// A warp that multiplies: its parts of all blocks, or of its set's.
 template <class Plan>
 __device__ __forceinline__ void multiply_blocks(const GemmParams& params, const DecodeRingCut& cut,
-                                                const DecodeRingStage<Plan>& in, std::uint32_t base,
+                                                const DecodeRingStage<Plan>& in, char* shared,
                                                 unsigned own, unsigned warp) {
   const unsigned lane = threadIdx.x;
+  const std::uint32_t base = ptx::shared_address(shared);
   const unsigned slices = in.slices;
   const unsigned g = lane / 4, t = lane % 4;
   const unsigned set = warp / cut.warps, own_warp = warp % cut.warps;
   const unsigned own_slice = own_warp / cut.parts, own_part = own_warp % cut.parts;
+  zero_sums<Plan>(cut, in, shared, warp);
   ptx::wait_for_dependencies();
 #pragma unroll 1
   for (unsigned first = 0; first < own; first += cut.phase) {
@@ -470,6 +517,10 @@ __device__ __forceinline__ void multiply_blocks(const GemmParams& params, const 
       const bool last = round + 1 == cut.rounds;
       DecodeRingX<Plan> x;
       x.load(params, slice * unsigned{kSliceK} + part * Plan::kPartK, busy);
+      if (first + round == 0) {
+        ptx::named_barrier_sync(Plan::kMultipliersBegin, (cut.multipliers() + 1) * kWarpSize);
+      }
+      x.permute();
 
       // In the first stage: words of row g in the part's blocks, columns swizzled by row % 8;
       // mantissas of row g; sums.
@@ -520,7 +571,7 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   extern __shared__ __align__(1024) char shared[];
   const unsigned lane = threadIdx.x;
   const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.y, 0);
-  const unsigned multipliers = cut.warps * cut.sets;
+  const unsigned multipliers = cut.multipliers();
   const unsigned slices = params.slices;
   const unsigned own = (cut.blocks - blockIdx.x + gridDim.x - 1) / gridDim.x;
   const std::uint32_t base = ptx::shared_address(shared);
@@ -535,40 +586,45 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
     fetch_scales_by_engine(params, row_of(block), Plan::kRows, shared + stage + in.scales(), full);
   };
 
-  if (warp == multipliers && lane == 0) {
+  if (warp < multipliers) {
+    multiply_blocks<Plan>(params, cut, in, shared, own, warp);
+    return;
+  }
+  const unsigned helper = warp - multipliers;
+  const unsigned helper_threads = 2 * cut.helpers * kWarpSize;
+  if (helper == 0) {
+    if (lane == 0) {
 #pragma unroll 1
-    for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
-      ptx::mbarrier_init(base + stage + in.full(), 2);
-      ptx::mbarrier_init(base + stage + in.ready(), cut.helpers);
-      ptx::mbarrier_init(base + stage + in.done(), cut.warps);
-    }
-    ptx::fence_mbarrier_init();
-#pragma unroll 1
-    for (unsigned slot = 0; slot < min(cut.stages, own); ++slot) {
-      fetch(slot, slot * cut.stage_bytes);
-    }
-  } else if (warp < multipliers) {
-    const unsigned count = slices * (Plan::kSumBytes / 16);
-#pragma unroll 1
-    for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
-      auto* sums = reinterpret_cast<uint4*>(shared + stage + in.sums());
-      for (unsigned i = warp * kWarpSize + lane; i < count; i += multipliers * kWarpSize) {
-        sums[i] = make_uint4(0, 0, 0, 0);
+      for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
+        ptx::mbarrier_init(base + stage + in.full(), 2);
+        ptx::mbarrier_init(base + stage + in.ready(), cut.helpers);
+        ptx::mbarrier_init(base + stage + in.done(), cut.warps);
       }
+      ptx::fence_mbarrier_init();
     }
+    __syncwarp();
+    ptx::named_barrier_arrive(Plan::kHelpersBegin, helper_threads);
+    const unsigned stages = min(cut.stages, own);
+    unsigned slot = 0;
+#pragma unroll 1
+    for (; slot < min(cut.early, stages); ++slot) {
+      if (lane == 0) fetch(slot, slot * cut.stage_bytes);
+    }
+    ptx::launch_dependents();
+    ptx::named_barrier_sync(Plan::kMultipliersBegin, (multipliers + 1) * kWarpSize);
+#pragma unroll 1
+    for (; slot < stages; ++slot) {
+      if (lane == 0) fetch(slot, slot * cut.stage_bytes);
+    }
+    __syncwarp();
+  } else {
+    ptx::named_barrier_sync(Plan::kHelpersBegin, helper_threads);
   }
-  __syncthreads();
-  ptx::launch_dependents();
-
-  if (warp >= multipliers + cut.helpers) {
-    add_blocks<Plan>(params, cut, in, shared, own, warp - multipliers - cut.helpers, row_of, fetch);
-    return;
+  if (helper >= cut.helpers) {
+    add_blocks<Plan>(params, cut, in, shared, own, helper - cut.helpers, row_of, fetch);
+  } else {
+    convert_blocks<Plan>(cut, in, shared, own, helper);
   }
-  if (warp >= multipliers) {
-    convert_blocks<Plan>(cut, in, shared, own, warp - multipliers);
-    return;
-  }
-  multiply_blocks<Plan>(params, cut, in, base, own, warp);
 #endif
 }
 

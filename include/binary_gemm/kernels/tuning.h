@@ -34,7 +34,7 @@
 ///     M = 96 49.5 in tiles of 128 x 96, with one dot 49.3; by turns 33.6, with one 31.2. One
 ///     warpgroup alone has them: 64 x 64 at M = 64 25.2, with one dot 28.1
 ///   the next slice's words copied before the last of this one's x: 1 to 2% slower
-///   no copies of x at all (to see what they cost): 1.5% less
+///   no copies of x at all (to see what they cost): 1.5% less; M = 16 to 256 within 3%
 ///   a copy of x for each block of 128: with 16 or 32 tokens all wait for the one thread that
 ///     issues them: out at M = 16 8.2, with copies of several blocks 6.8
 ///   three warps that convert scales and none that writes tiles: out at M = 2048 116, now 102
@@ -57,6 +57,12 @@
 ///   tiles cut too where there are fewer than multiprocessors, sums of a tile's second part kept in
 ///     shared memory until the totals of the first come: K = 17408 at M = 16 13.9, whole 13.8; M =
 ///     32 16.7, 16.1; M = 64 24.7, 23.8. A tile of 17 slices is cut twice, and hands over twice
+///   a slice split among the warpgroups of a tile of 64 rows, their integers left in shared memory
+///     for a warpgroup that only adds and writes: K = 17408 at M = 32 22.0 by four, slices by turns
+///     17.1; at M = 64 27.4 by two, 24.5. The warps issue as well as before, about half the cycles;
+///     but a slice costs a warpgroup some 400 clocks of waiting, and now each has all slices
+///   the second of two warpgroups begins 600 or 1200 clocks after the first, so that they finish
+///     slices at different times: within 1%
 
 #include <cstdint>
 #include <initializer_list>
@@ -225,9 +231,9 @@ inline constexpr std::int64_t kRingLongRow = 10240;
 /// W and K is a multiple of 1024; `tokens`: the batch tile. That is faster with 16 tokens, for long
 /// rows, and where a multiprocessor has many blocks of 16 rows; else its start takes longer. On an
 /// H200, us, plain and back to back, without and with it:
-///   M = 8:  gate (8 blocks) 11.5, 9.2 -> 11.5, 8.6; LM head (118) 80.8, 78.7 -> 76.8, 73.7;
-///     K = 17408 14.4, 13.1 -> 13.2, 10.3; but out (2) 5.4, 4.4 -> 6.0, 4.2
-///   M = 16: out 6.8, 5.9 -> 6.7, 5.1; gate 14.1, 12.4 -> 13.3, 11.1; LM head 106, 103 -> 93, 90
+///   M = 8:  gate (8 blocks) 11.5, 9.2 -> 10.3, 8.1; LM head (118) 80.8, 78.7 -> 73.3, 71.7;
+///     K = 17408 14.4, 13.1 -> 12.3, 10.1; but out (2) 5.4, 4.4 -> 6.0, 4.3
+///   M = 16: out 6.8, 5.9 -> 6.7, 5.3; gate 14.1, 12.4 -> 12.0, 10.3; LM head 106, 103 -> 94, 92
 /// Groups of 32 and 64 would spill registers there.
 constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64_t group_size,
                           int multiprocessors) {
