@@ -321,8 +321,8 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
   char* kept = scales + warps * TilePlan::kScaleBytes;
   const std::uint32_t scales_barrier = ptx::shared_address(shared) + warps * Plan::kWarpBytes;
   const std::uint32_t bits_barrier = scales_barrier + 8;
-  const bool fetches = kEngine && warp == 0 && lane == 0;
-  const bool fetches_late =
+  [[maybe_unused]] const bool fetches = kEngine && warp == 0 && lane == 0;
+  [[maybe_unused]] const bool fetches_late =
       kEngine && !kQuantizes && params.dependent && blockIdx.x - cut.late_begin < cut.late_count;
 #if __CUDA_ARCH__ >= 900
   if (fetches) {
