@@ -29,17 +29,17 @@ std::uint32_t shared_bytes_for_residency(std::uint32_t needed, std::uint32_t gri
 }
 
 // See DecodeB1Cut. From two CTAs a multiprocessor on they are late: up to four, or to the last
-// where those that follow are as many again. On an H200, us, back to back and binary_linear, none
-// late -> so: gate M = 1 4.34, 5.51 -> 4.08, 5.08, M = 2 6.28, 7.78 -> 5.87, 6.74, M = 3 8.35, 9.73
-// -> 7.96, 8.87; LM head M = 1 42.2, 44.4 -> 41.8, 43.5; a step of 64 layers M = 1 1662 -> 1578, M
-// = 2 2115 -> 2036. What lost: late from one or three on, the step 1638 and 1592; all late, LM
-// head 45.2; up to four, the step 1603; rows of 17 slices in two halves, the second late, K =
-// 17408 4.2 -> 6.5.
+// where those that follow are about as many again. On an H200, us, back to back and binary_linear,
+// none late -> so: gate M = 1 4.34, 5.51 -> 4.08, 5.08, M = 2 6.28, 7.78 -> 5.87, 6.74, M = 3 8.35,
+// 9.73 -> 7.96, 8.87; LM head M = 1 42.2, 44.4 -> 41.8, 43.5; a step of 64 layers M = 1 1662 ->
+// 1578, M = 2 2115 -> 2036. What lost: late from one or three on, the step 1638 and 1592; all late,
+// LM head 45.2; up to four always, the step 1603.
 kernels::DecodeB1Cut late_ctas(std::uint32_t grid, const DecodeShape& shape) {
+  constexpr std::uint32_t kEarly = 2, kWave = 4;  // CTAs a multiprocessor
   const auto multiprocessors = static_cast<std::uint32_t>(shape.multiprocessors);
-  const std::uint32_t begin = 2 * multiprocessors, end = 4 * multiprocessors;
+  const std::uint32_t begin = kEarly * multiprocessors, end = kWave * multiprocessors;
   if (grid <= begin) return {begin, 0};
-  const bool two_waves = 2 * grid > 3 * end && 2 * grid < 5 * end;
+  const bool two_waves = (grid + end / 2) / end == 2;  // to the nearest
   return {begin, (two_waves ? grid : end) - begin};
 }
 

@@ -66,7 +66,7 @@ std::vector<const void*> decode_ring_kernels() {
   for (const std::int64_t group : kGroupSizes) {
     for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{kMostTokens}}) {
       DecodeShape shape = smallest_shape({kernels::Family::kDecodeS8, tokens, 0, 0}, group, true);
-      shape.k = 11 * kSliceK;  // long rows take it with any tile
+      shape.k = kernels::kRingLongRow + kSliceK;  // long rows take it with any tile
       const DecodeLaunch launch = plan_decode_ring(shape);
       if (launch.kernel != nullptr) all.push_back(launch.kernel);
     }

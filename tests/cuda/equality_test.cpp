@@ -166,9 +166,10 @@ TEST_P(CudaEquality, SmallSetOfRounds) {
   }
 }
 
-// The copy engine reads all of a last block's scales at once, by 16 bytes; else there is no ring.
-bool engine_reads_rows(std::int64_t n, std::int64_t k, std::int64_t g) {
-  return k % kSliceK == 0 && n % 16 * (k / g) * 2 % 16 == 0;
+// The copy engine reads all scales of a last block of `rows` rows at once, by 16 bytes; else it
+// reads none, and there is no ring.
+bool engine_reads_rows(std::int64_t n, std::int64_t k, std::int64_t g, std::int64_t rows) {
+  return k % kSliceK == 0 && n % rows * (k / g) * 2 % 16 == 0;
 }
 
 TEST_P(CudaEquality, SmallSetOfRings) {
@@ -184,7 +185,7 @@ TEST_P(CudaEquality, SmallSetOfRings) {
                                {2150, 17 * kSliceK}}) {
       const ScalePattern scales = patterns[seed % patterns.size()];
       SCOPED_TRACE(name(scales));
-      ASSERT_TRUE(engine_reads_rows(n, k, g));
+      ASSERT_TRUE(engine_reads_rows(n, k, g, 16));
       const Case c(make_tall_problem({16, n, k, g}, scales, all_activation_patterns()[seed % 3],
                                      all_layouts()[0], seed),
                    kFloatTypes[seed % 3], seed % 2 == 0, stream());
@@ -342,14 +343,14 @@ TEST_P(CudaEqualityFull, ManyRows) {
 }
 
 TEST_P(CudaEqualityFull, ManyRowsFetchedLate) {
-  // Of decode_b1's CTAs some fetch their bits after others: from two a multiprocessor on up to four
-  // (544 CTAs), or all (1032).
+  // Of decode_b1's CTAs some fetch their bits after others, with programmatic launch: from two a
+  // multiprocessor on up to four (of 544, if there are 132), or all (of 1032).
   std::uint64_t seed = 540;
   for (const std::int64_t g : kGroupSizes) {
     for (const std::int64_t n : {17408, 33000}) {
       if (thinned(++seed)) continue;
       const ScalePattern scales = seed % 2 == 0 ? ScalePattern::kNarrow : ScalePattern::kMixed;
-      ASSERT_TRUE(engine_reads_rows(n, 2 * kSliceK, g));
+      ASSERT_TRUE(engine_reads_rows(n, 2 * kSliceK, g, 32));
       const Case c(make_tall_problem({3, n, 2 * kSliceK, g}, scales, ActivationPattern::kRandom,
                                      all_layouts()[0], seed),
                    kFloatTypes[seed % 3], seed % 2 == 0, stream());
@@ -371,7 +372,7 @@ TEST_P(CudaEqualityFull, ManyRowsByARing) {
                                {10574, 17 * kSliceK}}) {
       if (thinned(++seed)) continue;
       const ScalePattern scales = seed % 2 == 0 ? ScalePattern::kNarrow : ScalePattern::kMixed;
-      ASSERT_TRUE(engine_reads_rows(n, k, g));
+      ASSERT_TRUE(engine_reads_rows(n, k, g, 16));
       const Case c(make_tall_problem({16, n, k, g}, scales, ActivationPattern::kRandom,
                                      all_layouts()[0], seed),
                    kFloatTypes[seed % 3], seed % 2 == 0, stream());

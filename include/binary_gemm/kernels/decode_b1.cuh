@@ -18,7 +18,7 @@
 ///   5. a transpose over the four lanes of a row leaves lane (g, t) with the exact total of row
 ///      g + 8t: one rounding.
 /// Slice sums meet in shared memory and are added in order. Only x depends on an earlier kernel, so
-/// with programmatic dependent launch 1 and 3 run before the wait.
+/// with programmatic dependent launch 1 and 3 run before the wait; but see DecodeB1Cut.
 ///
 /// Exact int32 sums may wrap on the way: only the total must fit, and it does (reference.h).
 
@@ -292,8 +292,8 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
 
 /// CTAs that fetch their bits only when their x is on its way, with programmatic dependent launch.
 /// What is asked for sooner comes sooner: the weights of all CTAs that fit on the GPU at once are
-/// 15 MB, or 3 us. Those before are enough to keep the memory busy; those after start when others
-/// have ended.
+/// 15 MB, or 3 us. Those before `late_begin` are enough to keep the memory busy; those after the
+/// late ones start when others have ended.
 struct DecodeB1Cut {
   std::uint32_t late_begin;
   std::uint32_t late_count;

@@ -114,12 +114,13 @@ struct DecodeRing {
   static constexpr int kMaxThreads = (kMaxWarps + 2 * kMaxHelpers) * kWarpSize;
   static constexpr int kMaxStages = 16;
 
-  /// What a CTA fetches before its loads of x are on their way: enough to keep the memory busy
-  /// meanwhile. What is asked for sooner comes sooner, and all stages are up to 30 MB, or 6 us. On
-  /// an H200, us, plain and back to back, all stages -> so: gate M = 8 11.1, 9.0 -> 10.3, 8.1, M =
-  /// 16 13.0, 11.1 -> 12.0, 10.3; LM head M = 8 75.7, 73.5 -> 73.3, 71.7. By one stage of 20 KiB
-  /// gate M = 8 9.7, 8.0, M = 16 11.9, 10.7; by three or four worse. Sums zeroed by the warps that
-  /// add or convert, which have time: out M = 16, back to back, 5.4, by those that multiply 5.3.
+  /// What a CTA fetches before its loads of x are on their way, in whole stages: enough to keep the
+  /// memory busy meanwhile. What is asked for sooner comes sooner, and all stages are up to 30 MB,
+  /// or 6 us. On an H200, us, plain and back to back, all stages -> so (two of 18 or 20 KiB): gate
+  /// M = 8 11.1, 9.0 -> 10.3, 8.1, M = 16 13.0, 11.1 -> 12.0, 10.3; LM head M = 8 75.7, 73.5 ->
+  /// 73.3, 71.7. One: gate M = 8 9.7, 8.0, M = 16 11.9, 10.7; three or four are worse. What it
+  /// costs: the warp that fetches converts scales after that, and binary_linear of K = 17408 at
+  /// M = 5 to 8 was 8 to 11% faster with all stages, fetched while the quantizer ran.
   static constexpr unsigned kEarlyBytes = 32 * 1024;
 
   /// What a warp has of K: as much of x as there are registers for.
@@ -146,6 +147,10 @@ struct DecodeRing {
   __host__ __device__ static constexpr unsigned row_of(unsigned v) { return v % 4 / 2 * 8; }
   __host__ __device__ static constexpr unsigned token_of(unsigned v, unsigned t) {
     return v / 4 * 8 + 2 * t + v % 2;
+  }
+  /// Which of a lane's tokens, kValues / 2 in order, that is.
+  __host__ __device__ static constexpr unsigned own_token_of(unsigned v) {
+    return v / 4 * 2 + v % 2;
   }
 
   /// For a CTA of `own` blocks, of `blocks` in all, with up to `max_warps` that multiply.
@@ -314,7 +319,7 @@ __device__ inline void add_block(const GemmParams& params, const DecodeRingStage
 #pragma unroll
     for (int v = 0; v < Plan::kValues; ++v) {
       const unsigned row = Plan::row_of(v), m = Plan::token_of(v, lane % 4);
-      const float value = __fmaf_rn(total[v], x_scales[v / 4 * 2 + v % 2], bias[row / 8]);
+      const float value = __fmaf_rn(total[v], x_scales[Plan::own_token_of(v)], bias[row / 8]);
       const std::uint32_t rounded = round_pair(params.y_type, value, value);
       if (n0 + row < params.n && m < params.m) {
         static_cast<std::uint16_t*>(params.y)[m * params.y_stride + n0 + row] =
@@ -329,7 +334,7 @@ __device__ inline void add_block(const GemmParams& params, const DecodeRingStage
     float value = total[0], x_scale = x_scales[0];
 #pragma unroll
     for (int i = 1; i < Plan::kValues; ++i) {
-      if (i == v) value = total[i], x_scale = x_scales[i / 4 * 2 + i % 2];
+      if (i == v) value = total[i], x_scale = x_scales[Plan::own_token_of(i)];
     }
     const unsigned n = n0 + Plan::row_of(v), m = Plan::token_of(v, lane % 4);
     if (n < params.n && m < params.m) store_element(params, m, n, value, x_scale);
@@ -408,6 +413,7 @@ struct DecodeRingX {
     }
   }
 };
+
 /// A warp that converts: its part of the scales of each block.
 template <class Plan>
 __device__ __forceinline__ void convert_blocks(const DecodeRingCut& cut,
@@ -457,11 +463,13 @@ __device__ __forceinline__ void add_blocks(const GemmParams& params, const Decod
   const std::uint32_t base = ptx::shared_address(shared);
   unsigned stage = 0, parity = 0;
   ptx::wait_for_dependencies();
-  float x_scales[Plan::kValues / 2];  // of two tokens for each 8
+  float x_scales[Plan::kValues / 2];
 #pragma unroll
-  for (int i = 0; i < Plan::kValues / 2; ++i) {
-    const unsigned m = Plan::token_of(i / 2 * 4 + i % 2, lane % 4);
-    x_scales[i] = params.x_scales[min(m, params.m - 1)];
+  for (int v = 0; v < Plan::kValues; ++v) {
+    const unsigned m = Plan::token_of(v, lane % 4);
+    if (Plan::row_of(v) == 0) {
+      x_scales[Plan::own_token_of(v)] = params.x_scales[min(m, params.m - 1)];
+    }
   }
   // A stage is always the same warp's: a barrier's parity does not tell a block from the last but
   // one that was there, so its waiter must have seen them all.
