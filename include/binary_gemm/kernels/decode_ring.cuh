@@ -414,11 +414,12 @@ struct DecodeRingX {
   }
 };
 
-/// A warp that converts: its part of the scales of each block.
-template <class Plan>
+/// A warp that converts: its part of the scales of each block. The first of them also fills the
+/// stages the first time: when a block is there it fetches the one `early` further.
+template <class Plan, class Fetch>
 __device__ __forceinline__ void convert_blocks(const DecodeRingCut& cut,
                                                const DecodeRingStage<Plan>& in, char* shared,
-                                               unsigned own, unsigned helper) {
+                                               unsigned own, unsigned helper, const Fetch& fetch) {
   const unsigned lane = threadIdx.x;
   const unsigned slices = in.slices;
   const std::uint32_t base = ptx::shared_address(shared);
@@ -429,6 +430,9 @@ __device__ __forceinline__ void convert_blocks(const DecodeRingCut& cut,
     auto* mantissas = reinterpret_cast<std::int32_t*>(shared + stage + in.mantissas());
     auto* units = reinterpret_cast<float*>(shared + stage + in.units());
     wait_for_barrier(base + stage + in.full(), parity);
+    if (helper == 0 && lane == 0 && block + cut.early < min(cut.stages, own)) {
+      fetch(block + cut.early, stage + cut.early * cut.stage_bytes);
+    }
     bool wide = false;
 #pragma unroll 1
     for (unsigned i = helper * kWarpSize + lane; i < slices * Plan::kRows;
@@ -612,18 +616,12 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
     }
     __syncwarp();
     ptx::named_barrier_arrive(Plan::kHelpersBegin, helper_threads);
-    const unsigned stages = min(cut.stages, own);
-    unsigned slot = 0;
+    ptx::named_barrier_arrive(Plan::kMultipliersBegin, (multipliers + 1) * kWarpSize);
 #pragma unroll 1
-    for (; slot < min(cut.early, stages); ++slot) {
+    for (unsigned slot = 0; slot < min(cut.early, min(cut.stages, own)); ++slot) {
       if (lane == 0) fetch(slot, slot * cut.stage_bytes);
     }
     ptx::launch_dependents();
-    ptx::named_barrier_sync(Plan::kMultipliersBegin, (multipliers + 1) * kWarpSize);
-#pragma unroll 1
-    for (; slot < stages; ++slot) {
-      if (lane == 0) fetch(slot, slot * cut.stage_bytes);
-    }
     __syncwarp();
   } else {
     ptx::named_barrier_sync(Plan::kHelpersBegin, helper_threads);
@@ -631,7 +629,7 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   if (helper >= cut.helpers) {
     add_blocks<Plan>(params, cut, in, shared, own, helper - cut.helpers, row_of, fetch);
   } else {
-    convert_blocks<Plan>(cut, in, shared, own, helper);
+    convert_blocks<Plan>(cut, in, shared, own, helper, fetch);
   }
 #endif
 }
