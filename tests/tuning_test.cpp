@@ -52,7 +52,10 @@ TEST(Tuning, IsKnownToTheCompiler) {
   static_assert(family_of(90, 2048, kQkv, kAll) == Family::kWgmma, "");
   static_assert(family_of(80, 2048, kQkv, kNoWgmma) == Family::kMma, "");
   static_assert(family_of(90, 2, kDown, kAll) == Family::kDecodeB1, "");
-  static_assert(family_of(90, 3, kDown, kAll) == Family::kDecodeS8, "by a ring");
+  static_assert(family_of(90, 4, kDown, kAll) == Family::kDecodeB1, "by a ring");
+  static_assert(family_of(90, 4, kDown, kNoEngine) == Family::kDecodeS8, "without one");
+  static_assert(family_of(90, 3, {5120, 32768}, kAll) == Family::kDecodeS8,
+                "too long for that ring");
   static_assert(family_of(90, 8, kDown, kAll) == Family::kDecodeS8, "by a ring");
   static_assert(family_of(90, 9, kDown, kAll) == Family::kWgmma, "");
   static_assert(family_of(90, 3, kDown, kNoEngine) == Family::kDecodeB1, "without one");

@@ -40,7 +40,7 @@ class CudaError : public std::runtime_error {
 /// A kernel family of the product. All give the same bits; kAuto takes the tuning table's choice.
 enum class Kernel : std::uint8_t {
   kAuto,
-  kDecodeB1,  ///< binary tensor core, M up to 3 (1 with G = 32); sm_80 to sm_90
+  kDecodeB1,  ///< binary tensor core, M up to 4 (3 with G = 64, 1 with 32); sm_80 to sm_90
   kDecodeS8,  ///< int8 tensor core with weights expanded in registers
   kMma,       ///< the same for larger M
   kWgmma,     ///< the same by warpgroups; sm_90a

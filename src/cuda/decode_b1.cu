@@ -49,9 +49,12 @@ DecodeLaunch plan(const DecodeShape& shape) {
   static_assert(Plan::kRows == kDecodeB1Rows, "");
   const std::int64_t slices = (shape.k + kSliceK - 1) / kSliceK;
   const int warps = Plan::warps(shape.k, shape.shared_limit);
+  // What always goes by a ring, but for rows that are too long for one, has no kernel for the
+  // engine.
+  constexpr bool kMayBeEngine = !kernels::takes_b1_ring(kTokens, 1, kSliceK, kGroup, 1);
   DecodeLaunch launch;
-  launch.engine = shape.engine && warps >= slices;
-  auto kernel = launch.engine ? &kernels::decode_b1<kTokens, kGroup, true, false>
+  launch.engine = kMayBeEngine && shape.engine && warps >= slices;
+  auto kernel = launch.engine ? &kernels::decode_b1<kTokens, kGroup, kMayBeEngine, false>
                               : &kernels::decode_b1<kTokens, kGroup, false, false>;
   auto needed = static_cast<std::uint32_t>(Plan::shared_bytes(warps));
   if constexpr (kTokens == 1) {
@@ -86,6 +89,8 @@ DecodeLaunch plan_group(const DecodeShape& shape) {
 }  // namespace
 
 DecodeLaunch plan_decode_b1(const DecodeShape& shape) {
+  const DecodeLaunch ring = plan_decode_b1_ring(shape);
+  if (ring.kernel != nullptr) return ring;
   return with_group_size(shape.group_size,
                          [&](auto group) { return plan_group<decltype(group)::value>(shape); });
 }

@@ -40,7 +40,7 @@ struct DecodeLaunch {
   bool engine = false;         ///< the kernel uses the copy engine, with boxes of
   std::uint32_t rows = 0;      ///< this many rows
   std::uint32_t slices = 0;    ///< by this many slices
-  std::uint32_t cut[12] = {};  ///< kernels::DecodeB1Cut, DecodeS8Cut or DecodeRingCut
+  std::uint32_t cut[12] = {};  ///< kernels::DecodeB1Cut, DecodeB1RingCut, ...
 };
 
 /// A shape for asking what kernels there are: one block, and all the shared memory there could be.
@@ -80,7 +80,10 @@ auto with_group_size(std::int64_t group_size, const Make& make)
   return {};
 }
 
+/// Null for 4 tokens unless they go by a ring.
 DecodeLaunch plan_decode_b1(const DecodeShape& shape);
+/// Of plan_decode_b1 what goes by a ring; else a launch without a kernel.
+DecodeLaunch plan_decode_b1_ring(const DecodeShape& shape);
 DecodeLaunch plan_decode_s8(const DecodeShape& shape);
 /// Of plan_decode_s8 what goes by a ring; else a launch without a kernel.
 DecodeLaunch plan_decode_ring(const DecodeShape& shape);
@@ -132,6 +135,7 @@ std::vector<const void*> wgmma_kernels();
 
 /// Every kernel of the family, to be loaded and given its shared memory.
 std::vector<const void*> decode_b1_kernels();
+std::vector<const void*> decode_b1_ring_kernels();
 std::vector<const void*> decode_s8_kernels();
 std::vector<const void*> decode_ring_kernels();
 

@@ -319,13 +319,23 @@ void launch_ordered(const Device& device, const GemmParams& params, std::int64_t
 void multiply(const Device& device, const ActivationView& x, const WeightView& w,
               const Epilogue& epilogue, const MatrixView& y, const Launch& launch) {
   for (std::int64_t m = 0; m < x.m;) {
-    const KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*ordered=*/false,
-                                              /*may_cut=*/false);
-    const std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
-    Epilogue part = epilogue;
-    if (part.residual.data != nullptr) part.residual = part.residual.row_range(m, tokens);
-    launch_decode(device, resolve(x.row_range(m, tokens), w, part, y.row_range(m, tokens)),
-                  w.group_size, config, m == 0 ? launch : following(launch));
+    KernelConfig config = configuration(device, launch.kernel, x.m - m, w, /*ordered=*/false,
+                                        /*may_cut=*/false);
+    std::int64_t tokens = std::min(x.m - m, kernels::max_tokens(config.family, w.group_size));
+    const auto resolve_part = [&] {
+      Epilogue part = epilogue;
+      if (part.residual.data != nullptr) part.residual = part.residual.row_range(m, tokens);
+      return resolve(x.row_range(m, tokens), w, part, y.row_range(m, tokens));
+    };
+    GemmParams params = resolve_part();
+    const std::int64_t most = kernels::max_b1_tokens(w.group_size);
+    if (config.family == Family::kDecodeB1 && tokens > most &&
+        plan_decode_b1(decode_shape(device, params, w.group_size, config)).kernel == nullptr) {
+      tokens = most;  // no ring for this shape, or for this x
+      config = kernels::configure(config.family, tokens, w.group_size);
+      params = resolve_part();
+    }
+    launch_decode(device, params, w.group_size, config, m == 0 ? launch : following(launch));
     m += tokens;
   }
 }

@@ -48,8 +48,8 @@ Device prepare_device(int index) {
     return attributes;
   };
   for (const std::vector<const void*>& family :
-       {wgmma_kernels(), mma_kernels(), decode_b1_kernels(), decode_s8_kernels(),
-        decode_ring_kernels()}) {
+       {wgmma_kernels(), mma_kernels(), decode_b1_kernels(), decode_b1_ring_kernels(),
+        decode_s8_kernels(), decode_ring_kernels()}) {
     for (const void* kernel : family) {
       const cudaFuncAttributes attributes = load(kernel);
       device.architecture = attributes.binaryVersion;

@@ -174,7 +174,8 @@ bool engine_reads_rows(std::int64_t n, std::int64_t k, std::int64_t g, std::int6
 
 TEST_P(CudaEquality, SmallSetOfRings) {
   // decode_s8 by a ring of stages: 16 tokens, or long rows, or many. Blocks of a CTA that are fewer
-  // and more than the stages, with one round and several; sets of warps that share them.
+  // and more than the stages, with one round and several; sets of warps that share them. And
+  // decode_b1, of 2 tokens where rows are long, and of 3 and 4.
   std::uint64_t seed = 90;
   const auto patterns = all_scale_patterns();
   for (const std::int64_t g : {128, 256}) {
@@ -190,7 +191,7 @@ TEST_P(CudaEquality, SmallSetOfRings) {
                                      all_layouts()[0], seed),
                    kFloatTypes[seed % 3], seed % 2 == 0, stream());
       ++seed;
-      for (const std::int64_t m : {3, 8, 9, 16}) {
+      for (const std::int64_t m : {2, 3, 4, 8, 9, 16}) {
         check(c, {16 - m, m, 0, n});
         if (HasFatalFailure()) return;
       }
@@ -363,10 +364,10 @@ TEST_P(CudaEqualityFull, ManyRowsFetchedLate) {
 }
 
 TEST_P(CudaEqualityFull, ManyRowsByARing) {
-  // So many that 8 tokens go by a ring too; and at K = 17408 more of a CTA's than its stages.
+  // So many that 2 and 8 tokens go by a ring too; and some more of a CTA's than its stages.
   std::uint64_t seed = 560;
   for (const std::int64_t g : {128, 256}) {
-    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{17414, kSliceK},
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{40022, kSliceK},
                                {12930, 2 * kSliceK},
                                {13000, 5 * kSliceK},
                                {10574, 17 * kSliceK}}) {
@@ -376,7 +377,7 @@ TEST_P(CudaEqualityFull, ManyRowsByARing) {
       const Case c(make_tall_problem({16, n, k, g}, scales, ActivationPattern::kRandom,
                                      all_layouts()[0], seed),
                    kFloatTypes[seed % 3], seed % 2 == 0, stream());
-      for (const std::int64_t m : {1, 5, 8, 13}) {
+      for (const std::int64_t m : {1, 2, 3, 4, 5, 8, 13}) {
         check(c, {16 - m, m, 0, n});
         if (HasFatalFailure()) return;
       }

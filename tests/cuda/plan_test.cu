@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "binary_gemm/kernels/decode_b1.cuh"
+#include "binary_gemm/kernels/decode_b1_ring.cuh"
 #include "binary_gemm/kernels/decode_ring.cuh"
 #include "cuda/families.h"
 
@@ -41,8 +42,8 @@ DecodeShape decode_shape(const Gpu& gpu, Family family, std::uint8_t tokens, std
 bool is_prepared(const void* kernel) {
   static const std::set<const void*> all = [] {
     std::set<const void*> kernels;
-    for (const auto& family : {decode_b1_kernels(), decode_s8_kernels(), decode_ring_kernels(),
-                               mma_kernels(), wgmma_kernels()}) {
+    for (const auto& family : {decode_b1_kernels(), decode_b1_ring_kernels(), decode_s8_kernels(),
+                               decode_ring_kernels(), mma_kernels(), wgmma_kernels()}) {
       kernels.insert(family.begin(), family.end());
     }
     return kernels;
@@ -92,11 +93,14 @@ TEST(Plan, DecodeLaunchesAreLegal) {
             }
             for (std::uint8_t tokens = 1; tokens <= kernels::max_tokens(Family::kDecodeB1, g);
                  ++tokens) {
-              const DecodeLaunch launch =
-                  plan_decode_b1(decode_shape(gpu, Family::kDecodeB1, tokens, n, k, g, engine));
-              ASSERT_NE(launch.kernel, nullptr);
+              const DecodeShape shape =
+                  decode_shape(gpu, Family::kDecodeB1, tokens, n, k, g, engine);
+              const DecodeLaunch launch = plan_decode_b1(shape);
+              const bool ring = plan_decode_b1_ring(shape).kernel != nullptr;
+              ASSERT_EQ(launch.kernel != nullptr, ring || tokens <= kernels::max_b1_tokens(g));
+              if (launch.kernel == nullptr) continue;
               expect_legal(launch, gpu);
-              expect_some_fetch_early(launch, gpu);
+              if (!ring) expect_some_fetch_early(launch, gpu);
             }
           }
         }
@@ -222,6 +226,52 @@ TEST(Plan, RingsDoEachPartOnce) {
     }
   }
   EXPECT_GT(rings, 1000);
+}
+
+template <int kTokens>
+void check_b1_ring(const DecodeLaunch& launch, std::int64_t n, unsigned slices) {
+  using Plan = kernels::DecodeB1Ring<kTokens, 128>;  // cut alike for all groups
+  kernels::DecodeB1RingCut cut;
+  std::memcpy(&cut, launch.cut, sizeof(cut));
+  const auto blocks = static_cast<std::uint32_t>((n + Plan::kRows - 1) / Plan::kRows);
+  EXPECT_EQ(cut.blocks, blocks);
+  EXPECT_LE(launch.grid, blocks);
+  EXPECT_EQ(launch.warps, static_cast<std::uint32_t>(Plan::kWarps));
+  EXPECT_GE(cut.stages, 1u);
+  EXPECT_LE(cut.stages, (blocks + launch.grid - 1) / launch.grid);
+  EXPECT_GE(cut.early, 1u);
+  EXPECT_EQ(cut.stage_bytes % 1024, 0u);
+  EXPECT_EQ(cut.ring_bytes, cut.stages * cut.stage_bytes);
+  EXPECT_EQ(launch.shared_bytes, cut.ring_bytes + slices * kTokens * Plan::kXBytes);
+  EXPECT_EQ(launch.slices, slices);
+}
+
+// All that takes_b1_ring promises fits on Hopper, whose shared memory it is for.
+TEST(Plan, B1RingsFit) {
+  const Gpu& h200 = kGpus[0];
+  int rings = 0;
+  for (const std::int64_t g : {128, 256}) {
+    for (const std::int64_t n : kRowCounts) {
+      for (unsigned slices = 1; slices <= 26; ++slices) {
+        for (const std::uint8_t tokens : {1, 2, 3, 4}) {
+          SCOPED_TRACE(::testing::Message()
+                       << tokens << " tokens, N = " << n << ", " << slices << " slices, G = " << g);
+          const std::int64_t k = slices * kSliceK;
+          const DecodeLaunch launch =
+              plan_decode_b1_ring(decode_shape(h200, Family::kDecodeB1, tokens, n, k, g, true));
+          ASSERT_EQ(launch.kernel != nullptr,
+                    kernels::takes_b1_ring(tokens, n, k, g, h200.multiprocessors));
+          if (launch.kernel == nullptr) continue;
+          ++rings;
+          expect_legal(launch, h200);
+          if (tokens == 2) check_b1_ring<2>(launch, n, slices);
+          if (tokens == 3) check_b1_ring<3>(launch, n, slices);
+          if (tokens == 4) check_b1_ring<4>(launch, n, slices);
+        }
+      }
+    }
+  }
+  EXPECT_GT(rings, 100);
 }
 
 // Groups of 32 and 64, few short rows of 8 tokens, and what the copy engine can't read go without.

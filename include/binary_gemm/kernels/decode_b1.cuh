@@ -1,6 +1,7 @@
 #pragma once
 
-/// Decode on the binary tensor core: y = x · Wᵀ for 1 to 3 tokens, any N, K and G.
+/// Decode on the binary tensor core: y = x · Wᵀ for 1 to 3 tokens, any N, K and G. On Hopper
+/// decode_b1_ring.cuh takes some shapes: see takes_b1_ring in tuning.h.
 ///
 /// The weights' bits are never expanded. A token's int8 values are split in 8 bit planes, which are
 /// the 8 columns of an AND-popcount product m16n8k128; its rows are weight rows as they lie in

@@ -19,7 +19,7 @@
 /// until a warp has multiplied them with all its parts. Where there are less, sets of warps share
 /// the blocks.
 ///
-/// At the start most of the weights are asked for after x: see kEarlyBytes.
+/// At the start weights are asked for little by little: see kEarlyBytes.
 ///
 /// On an H200, us at M = 8, back to back: gate 9.2 by decode_s8, now 8.1; K = 17408 13.5, 10.1; LM
 /// head 79, 72. What limits it is the integer pipe: 26 of its instructions for 16 rows by 128 of K,
@@ -44,6 +44,7 @@
 #include "binary_gemm/kernels/params.cuh"
 #include "binary_gemm/kernels/planes.cuh"  // load_aligned_chunk
 #include "binary_gemm/kernels/ptx.cuh"
+#include "binary_gemm/kernels/ring.cuh"
 #include "binary_gemm/kernels/slice.cuh"
 #include "binary_gemm/kernels/weight_tile.cuh"
 
@@ -58,7 +59,7 @@ struct DecodeRingCut {
   std::uint32_t rounds;   ///< with other parts, until all of K is done
   std::uint32_t sets;     ///< of warps, which share the blocks
   std::uint32_t stages;
-  std::uint32_t early;        ///< stages that are fetched before x is loaded
+  std::uint32_t early;        ///< stages that are fetched at once
   std::uint32_t phase;        ///< blocks that go through all rounds before the next ones do
   std::uint32_t blocks;       ///< of 16 rows, in N
   std::uint32_t stage_bytes;  ///< shared memory of a stage,
@@ -66,33 +67,6 @@ struct DecodeRingCut {
   std::uint32_t ring_bytes;   ///< and of all stages
 
   __host__ __device__ std::uint32_t multipliers() const { return warps * sets; }
-};
-
-/// Where things are in a stage, in bytes, for host and device.
-template <class Plan>
-struct DecodeRingStage {
-  unsigned slices;
-
-  // Of all slices: bits [slice][row], which are swizzled; mantissas [slice][row][scale]; sums
-  // [slice][value][lane]; units [slice][row]; scales [row][slice][scale].
-  __host__ __device__ constexpr unsigned mantissas() const { return slices * Plan::kBitsBytes; }
-  __host__ __device__ constexpr unsigned sums() const {
-    return mantissas() + slices * Plan::kMantissaBytes;
-  }
-  __host__ __device__ constexpr unsigned units() const { return sums() + slices * Plan::kSumBytes; }
-  __host__ __device__ constexpr unsigned scales() const {
-    return units() + slices * Plan::kUnitBytes;
-  }
-  /// Whether a converter saw a wide slice: an int for each of kMaxHelpers.
-  __host__ __device__ constexpr unsigned wide() const {
-    return scales() + slices * Plan::kScaleBytes;
-  }
-  // Barriers: by the copy engine, by those who convert, by those who multiply.
-  __host__ __device__ constexpr unsigned full() const { return wide() + Plan::kMaxHelpers * 4; }
-  __host__ __device__ constexpr unsigned ready() const { return full() + 8; }
-  __host__ __device__ constexpr unsigned done() const { return ready() + 8; }
-  /// Of all; the swizzle wants the next stage's bits at a multiple of 1024.
-  __host__ __device__ constexpr unsigned bytes() const { return (done() + 8 + 1023) / 1024 * 1024; }
 };
 
 /// The shapes and the shared-memory plan of decode_ring, for host and device.
@@ -111,16 +85,17 @@ struct DecodeRing {
   // next kernel start when the first of this one end.
   static constexpr int kMaxWarps = 20;
   static constexpr int kMaxHelpers = 4;  ///< of each
+  static constexpr int kMaxConverters = kMaxHelpers;
   static constexpr int kMaxThreads = (kMaxWarps + 2 * kMaxHelpers) * kWarpSize;
   static constexpr int kMaxStages = 16;
 
-  /// What a CTA fetches before its loads of x are on their way, in whole stages: enough to keep the
-  /// memory busy meanwhile. What is asked for sooner comes sooner, and all stages are up to 30 MB,
-  /// or 6 us. On an H200, us, plain and back to back, all stages -> so (two of 18 or 20 KiB): gate
-  /// M = 8 11.1, 9.0 -> 10.3, 8.1, M = 16 13.0, 11.1 -> 12.0, 10.3; LM head M = 8 75.7, 73.5 ->
-  /// 73.3, 71.7. One: gate M = 8 9.7, 8.0, M = 16 11.9, 10.7; three or four are worse. What it
-  /// costs: the warp that fetches converts scales after that, and binary_linear of K = 17408 at
-  /// M = 5 to 8 was 8 to 11% faster with all stages, fetched while the quantizer ran.
+  /// What a CTA fetches at once, in whole stages; then a block that is there asks for the one so
+  /// far on, until all stages are full. What is asked for sooner comes sooner, and all stages are
+  /// up to 30 MB, or 6 us: x would come last, and the reads of a quantizer before. On an H200, us:
+  /// gate, M = 8, plain and back to back, all at once 11.1, 9.0; two of 18 KiB, the others when the
+  /// loads of x are on their way, 10.3, 8.1; so 10.2, 8.4, and a step of 64 layers 2809 -> 2715, M
+  /// = 16 3719 -> 3600; binary_linear of K = 17408, M = 8, 13.4 -> 11.8. With three and four stages
+  /// the step at M = 8 is 2762 and 2820.
   static constexpr unsigned kEarlyBytes = 32 * 1024;
 
   /// What a warp has of K: as much of x as there are registers for.
@@ -130,7 +105,8 @@ struct DecodeRing {
   static constexpr int kDots = kPartK / kGroup;  ///< groups of a part
   static constexpr int kScales = static_cast<int>(kSliceK) / kGroup;
 
-  // What a slice has in a stage, see DecodeRingStage.
+  // What a slice has in a stage, see DecodeRingStage: mantissas are [slice][row][scale], sums
+  // [slice][value][lane].
   static constexpr int kLineBytes = static_cast<int>(kSliceK) / 8;
   static constexpr int kBitsBytes = kRows * kLineBytes;
   static constexpr int kMantissaBytes = kRows * kScales * 4;
@@ -147,6 +123,11 @@ struct DecodeRing {
   __host__ __device__ static constexpr unsigned row_of(unsigned v) { return v % 4 / 2 * 8; }
   __host__ __device__ static constexpr unsigned token_of(unsigned v, unsigned t) {
     return v / 4 * 8 + 2 * t + v % 2;
+  }
+  /// The other way round, in sums, [value][lane].
+  __host__ __device__ static constexpr unsigned sum_index(unsigned row, unsigned m) {
+    const unsigned value = m / 8 * 4 + row / 8 * 2 + m % 2;
+    return value * kWarpSize + row % 8 * 4 + m % 8 / 2;
   }
   /// Which of a lane's tokens, kValues / 2 in order, that is.
   __host__ __device__ static constexpr unsigned own_token_of(unsigned v) {
@@ -202,23 +183,6 @@ __device__ inline void load_ints(std::int32_t (&to)[kCount], std::uint32_t from)
   }
 }
 
-/// A wide slice's sum of row `n` and token `m`, by all lanes. Right rather than fast.
-template <int kGroup>
-__device__ inline float wide_slice_sum(const GemmParams& params, unsigned n, unsigned m,
-                                       unsigned slice) {
-  const unsigned lane = threadIdx.x;
-  const unsigned k0 = slice * static_cast<unsigned>(kSliceK);
-  std::uint32_t signs[8], x[8];
-  expand_signs(params.bits[std::uint64_t{n} * params.bits_stride + k0 / 32 + lane], signs);
-  load_aligned_chunk(x, params.x + m * params.x_stride + k0 + lane * 32, true);
-  permute_as_signs(x);
-  std::int32_t dot = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) dot = ptx::dp4a(signs[i], x[i], dot);
-  return wide_sum<kGroup>(
-      dot, params.scales + std::uint64_t{n} * params.scales_stride + k0 / kGroup, kSliceK / kGroup);
-}
-
 /// Converts the fp16 scales of a row and slice, 4 or 8, to mantissas and returns the unit, or 0 if
 /// the slice is wide.
 template <int kScales>
@@ -240,34 +204,6 @@ __device__ inline float convert_to_ints(const char* scales, std::int32_t* mantis
         make_uint4(low.x - zero, low.y - zero, high.x - zero, high.y - zero);
   }
   return unit.narrow ? unit.unit : 0.0f;
-}
-
-/// Replaces the sums of wide slices, which are not used, by the contract's, as floats. `sums`:
-/// [slice][value][lane]; `units`: [slice][row].
-template <class Plan>
-__device__ inline void sum_wide_slices(const GemmParams& params, float* sums, const float* units,
-                                       unsigned n0) {
-  const unsigned lane = threadIdx.x;
-#pragma unroll 1
-  for (unsigned first = 0; first < params.slices * Plan::kRows; first += kWarpSize) {
-    const unsigned own = first + lane;
-    std::uint32_t wide =
-        __ballot_sync(0xffffffffu, own < params.slices * Plan::kRows &&
-                                       n0 + own % Plan::kRows < params.n && units[own] == 0);
-#pragma unroll 1
-    for (; wide != 0; wide &= wide - 1) {
-      const unsigned index = first + static_cast<unsigned>(__ffs(static_cast<int>(wide)) - 1);
-      const unsigned slice = index / Plan::kRows, row = index % Plan::kRows;
-#pragma unroll 1
-      for (unsigned m = 0; m < params.m; ++m) {
-        const float sum = wide_slice_sum<Plan::kGroup>(params, n0 + row, m, slice);
-        const unsigned value = m / 8 * 4 + row / 8 * 2 + m % 2;
-        const unsigned owner = row % 8 * 4 + m % 8 / 2;
-        if (lane == 0) sums[slice * (Plan::kSumBytes / 4) + value * kWarpSize + owner] = sum;
-      }
-    }
-  }
-  __syncwarp();
 }
 
 /// Adds the slices of a block in order and leaves zeros. `wide`: sum_wide_slices was there.

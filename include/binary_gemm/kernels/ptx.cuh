@@ -125,6 +125,13 @@ __device__ inline std::int32_t dp2a_lo(std::uint32_t a, std::uint32_t b, std::in
   return d;
 }
 
+/// c + a.lo · b.byte2 + a.hi · b.byte3, where a holds two int16 and b's bytes are signed.
+__device__ inline std::int32_t dp2a_hi(std::uint32_t a, std::uint32_t b, std::int32_t c) {
+  std::int32_t d;
+  asm("dp2a.hi.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 /// c + the dot product of the four int8 of a and of b.
 __device__ inline std::int32_t dp4a(std::uint32_t a, std::uint32_t b, std::int32_t c) {
   std::int32_t d;

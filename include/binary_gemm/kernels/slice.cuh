@@ -24,10 +24,11 @@ struct SliceUnit {
 /// Adding 1.5 * 2^23 leaves an integer of up to 22 bits in the low bits of a float.
 inline constexpr float kRoundToInteger = 12582912.0f;
 
-/// The unit of `kPairs` pairs of fp16 scales, and its inverse.
+/// The unit of `kPairs` pairs of fp16 scales, and its inverse. Narrow: surely, as they are finite
+/// and their exponents differ by at most 3. Does not branch, so that several can be in flight.
 template <int kPairs>
-__device__ inline SliceUnit unit_of_scales(const std::uint32_t (&pairs)[kPairs],
-                                           float& inverse_unit) {
+__device__ inline SliceUnit unit_of_close_scales(const std::uint32_t (&pairs)[kPairs],
+                                                 float& inverse_unit) {
   constexpr std::uint32_t kMagnitudes = 0x7fff7fffu;
   constexpr std::uint32_t kExponentBits = 0x7c00u;  // also the magnitude of infinity
   // fp16 magnitudes compare as their bits do.
@@ -46,21 +47,27 @@ __device__ inline SliceUnit unit_of_scales(const std::uint32_t (&pairs)[kPairs],
   const float s_max = __half2float(__ushort_as_half(static_cast<unsigned short>(max_bits)));
   const std::uint32_t field = max_bits == 0 ? 127u : __float_as_uint(s_max) >> 23;
   inverse_unit = __uint_as_float((2u * 127u + 13u - field) << 23);
-  SliceUnit slice{__uint_as_float((field - 13u) << 23), true};
-
-  // Exponents that differ by at most 3 always give integers; others are looked at one by one.
-  bool integers = max_bits < kExponentBits;
+  const bool finite = max_bits < kExponentBits;
   const bool close = (max_bits & kExponentBits) <= (min_bits & kExponentBits) + (3u << 10);
-  if (integers && !close) {
+  return {__uint_as_float((field - 13u) << 23), finite && close};
+}
+
+/// The unit of `kPairs` pairs of fp16 scales, and its inverse.
+template <int kPairs>
+__device__ inline SliceUnit unit_of_scales(const std::uint32_t (&pairs)[kPairs],
+                                           float& inverse_unit) {
+  constexpr float kUnitOfInfinity = 0x1p115f;  // and of NaN; others are far below it
+  SliceUnit slice = unit_of_close_scales(pairs, inverse_unit);
+  if (!slice.narrow && slice.unit < kUnitOfInfinity) {
+    slice.narrow = true;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&pairs[i]));
       const float low = __fmul_rn(scale.x, inverse_unit);
       const float high = __fmul_rn(scale.y, inverse_unit);
-      integers = integers && low == rintf(low) && high == rintf(high);
+      slice.narrow = slice.narrow && low == rintf(low) && high == rintf(high);
     }
   }
-  slice.narrow = integers;
   return slice;
 }
 
@@ -71,18 +78,40 @@ __device__ inline uint2 mantissa_bits(std::uint32_t pair, float inverse_unit) {
                     __float_as_uint(__fmaf_rn(scale.y, inverse_unit, kRoundToInteger)));
 }
 
-/// Replaces `kPairs` pairs of fp16 scales by pairs of int16 mantissas (left undefined where the
-/// slice is wide) and returns their unit.
+/// Replaces `kPairs` pairs of fp16 scales by pairs of int16 mantissas, left undefined where the
+/// slice is wide.
 template <int kPairs>
-__device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) {
-  float inverse_unit;
-  const SliceUnit unit = unit_of_scales(pairs, inverse_unit);
+__device__ inline void pairs_to_mantissas(std::uint32_t (&pairs)[kPairs], float inverse_unit) {
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const uint2 two = mantissa_bits(pairs[i], inverse_unit);
     pairs[i] = __byte_perm(two.x, two.y, 0x5410);
   }
+}
+
+/// The same, and returns their unit.
+template <int kPairs>
+__device__ inline SliceUnit scales_to_mantissas(std::uint32_t (&pairs)[kPairs]) {
+  float inverse_unit;
+  const SliceUnit unit = unit_of_scales(pairs, inverse_unit);
+  pairs_to_mantissas(pairs, inverse_unit);
   return unit;
+}
+
+/// Stores a row's mantissas of a slice, a pair a word, 16-byte aligned; two pairs are of groups of
+/// 256, and each mantissa counts for two blocks of 128.
+template <int kPairs>
+__device__ inline void store_mantissas(char* row, const std::uint32_t (&pairs)[kPairs]) {
+  auto* target = reinterpret_cast<uint4*>(row);
+  if constexpr (kPairs == 2) {
+    *target = make_uint4(__byte_perm(pairs[0], 0, 0x1010), __byte_perm(pairs[0], 0, 0x3232),
+                         __byte_perm(pairs[1], 0, 0x1010), __byte_perm(pairs[1], 0, 0x3232));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPairs / 4; ++i) {
+      target[i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+    }
+  }
 }
 
 /// Whether rows of scales can be copied by 16 bytes, or a slice's kBytes if that is less.

@@ -95,13 +95,17 @@ constexpr bool has_b1(int compiled_architecture) {
   return compiled_architecture >= 80 && compiled_architecture < 100;
 }
 
-/// The most tokens a family's kernels take at once; larger M is cut. decode_b1 with groups of 32
-/// needs more registers than there are for a second token.
+/// Of decode_b1, where it does not go by a ring: see takes_b1_ring. With groups of 32 it needs more
+/// registers than there are for a second token.
+constexpr std::int64_t max_b1_tokens(std::int64_t group_size) { return group_size == 32 ? 1 : 3; }
+inline constexpr std::int64_t kMaxB1RingTokens = 4;
+
+/// The most tokens a family's kernels take at once; larger M is cut.
 constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
   return family == Family::kWgmma || family == Family::kMma ? std::int64_t{1} << 31
          : family == Family::kDecodeS8                      ? 16
-         : group_size == 32                                 ? 1
-                                                            : 3;
+         : group_size >= 128                                ? kMaxB1RingTokens
+                                                            : max_b1_tokens(group_size);
 }
 
 /// A tile of the wgmma kernel: 64 · row_groups rows by `tokens`; the time that a block of 128 of K
@@ -235,11 +239,30 @@ inline constexpr std::int64_t kRingLongRow = 10240;
 ///     K = 17408 14.4, 13.1 -> 12.3, 10.1; but out (2) 5.4, 4.4 -> 6.0, 4.3
 ///   M = 16: out 6.8, 5.9 -> 6.7, 5.3; gate 14.1, 12.4 -> 12.0, 10.3; LM head 106, 103 -> 94, 92
 /// Groups of 32 and 64 would spill registers there.
+inline constexpr std::int64_t kManyRows =
+    96;  ///< a multiprocessor; between QKV (62) and gate (132)
 constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64_t group_size,
                           int multiprocessors) {
-  constexpr std::int64_t kManyRows = 96;  // a multiprocessor; between QKV (62) and gate (132)
   return group_size >= 128 && k % kSliceK == 0 &&
          (tokens > kRingTokens || k > kRingLongRow || n > kManyRows * multiprocessors);
+}
+
+/// Whether decode_b1 goes by the ring of stages of decode_b1_ring.cuh, where the copy engine can
+/// read W and K is a multiple of 1024. On an H200, us, back to back, without and with it:
+///   M = 2: QKV 3.3, 3.6; out 2.8, 3.1; but gate 5.9, 5.3; K = 17408 8.6, 6.2; LM head 51, 48
+///   M = 3: QKV 4.9, 4.1; out 3.8, 3.4; gate 8.0, 6.0; LM head 70, 56; K = 17408 9.0 by decode_s8's
+///     ring, 7.4
+///   M = 4, by decode_s8: QKV 4.9, 4.6; out 4.1, 4.0; gate 7.5, 6.9; K = 17408 9.5, 8.5; LM head
+///     71, 60
+/// What lost: M = 1 (gate 4.2, 4.6; K = 17408 4.3, 5.3; LM head 41.7, 43.1) and M = 5
+/// (QKV 5.0, 5.3; gate 7.6, 8.2; LM head 71, 72). Warps that all convert each block: LM head at M =
+/// 1 53.
+constexpr bool takes_b1_ring(std::int64_t tokens, std::int64_t n, std::int64_t k,
+                             std::int64_t group_size, int multiprocessors) {
+  constexpr std::int64_t kLongestRow = 24 * kSliceK;  // x and some stages fit in shared memory
+  return group_size >= 128 && k % kSliceK == 0 && k <= kLongestRow && tokens > 1 &&
+         tokens <= kMaxB1RingTokens &&
+         (tokens > 2 || k > kRingLongRow || n > kManyRows * multiprocessors);
 }
 
 /// From this M on the wgmma kernel is faster than decode_s8. Long rows are its strength: it takes
@@ -274,21 +297,26 @@ struct Allowed {
   bool engine;   ///< the copy engine can read W
 };
 
-/// The table's choice. At M = 4 the decode families meet: see bench/results. Long rows are
-/// decode_s8's from M = 3 on if they go by a ring: K = 17408, us, plain and back to back, 12.5 and
-/// 9.7, decode_b1 13.7 and 12.1; at M = 2 12.4 and 9.6, 10.3 and 8.8.
+/// The table's choice. At M = 4 or 5 the decode families meet: see bench/results. Without a ring of
+/// its own decode_b1 leaves long rows to decode_s8's from M = 3 on.
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
                               std::int64_t k, std::int64_t group_size, const Allowed& allowed,
                               int multiprocessors) {
+  if (has_b1(compiled_architecture)) {
+    const bool ring = allowed.engine && takes_b1_ring(m, n, k, group_size, multiprocessors);
+    const bool s8_ring = allowed.engine && k > kRingLongRow && m > 2 &&
+                         takes_ring(kRingTokens, n, k, group_size, multiprocessors);
+    if (ring || (m <= max_b1_tokens(group_size) && !s8_ring)) {
+      return configure(Family::kDecodeB1, m, group_size);
+    }
+  }
   const bool long_ring = allowed.engine && k > kRingLongRow && m <= kRingTokens &&
                          takes_ring(kRingTokens, n, k, group_size, multiprocessors);
   if (allowed.ordered && allowed.wgmma && m >= wgmma_min_tokens(k) && !long_ring) {
     return choose_wgmma(m, n, k, allowed.may_cut, multiprocessors);
   }
   if (allowed.ordered && !allowed.wgmma && m >= kMmaMinTokens) return configure_mma();
-  const bool b1 = has_b1(compiled_architecture) && m <= max_tokens(Family::kDecodeB1, group_size) &&
-                  !(long_ring && m > 2);
-  return configure(b1 ? Family::kDecodeB1 : Family::kDecodeS8, m, group_size);
+  return configure(Family::kDecodeS8, m, group_size);
 }
 
 }  // namespace kernels

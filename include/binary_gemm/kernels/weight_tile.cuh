@@ -105,7 +105,6 @@ struct WeightTile {
   /// them.
   __device__ SliceUnit make_mantissas() const {
     const char* source = scales + own_row() * scales_stride;
-    char* own = mantissa_row(own_row());
     std::uint32_t pairs[Plan::kScales / 2];
     if constexpr (Plan::kScales == 4) {
       const uint2 four = *reinterpret_cast<const uint2*>(source);
@@ -115,17 +114,7 @@ struct WeightTile {
       for (int i = 0; i < Plan::kScales / 8; ++i) load_4_words(&pairs[4 * i], source + 16 * i);
     }
     const SliceUnit unit = scales_to_mantissas(pairs);
-    if constexpr (Plan::kScales == 4) {
-      *reinterpret_cast<uint4*>(own) =
-          make_uint4(__byte_perm(pairs[0], 0, 0x1010), __byte_perm(pairs[0], 0, 0x3232),
-                     __byte_perm(pairs[1], 0, 0x1010), __byte_perm(pairs[1], 0, 0x3232));
-    } else {
-#pragma unroll
-      for (int i = 0; i < Plan::kScales / 8; ++i) {
-        reinterpret_cast<uint4*>(own)[i] =
-            make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
-      }
-    }
+    store_mantissas(mantissa_row(own_row()), pairs);
     return unit;
   }
 
