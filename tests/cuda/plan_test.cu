@@ -164,8 +164,7 @@ void check_ring(const DecodeLaunch& launch, const Gpu& gpu, std::int64_t n, unsi
   EXPECT_EQ(cut.blocks, blocks);
   EXPECT_LE(launch.grid, blocks);
   EXPECT_EQ(launch.warps, cut.warps * cut.sets + 2 * cut.helpers);
-  // By what convert_blocks says to all four places where it tells of wide slices.
-  EXPECT_TRUE(cut.helpers == Plan::kMaxHelpers || 2 * cut.helpers == Plan::kMaxHelpers);
+  EXPECT_GE(cut.helpers, 1u);
   EXPECT_GE(cut.stages, 1u);
   EXPECT_LE(cut.stages, own);
   EXPECT_GE(cut.early, 1u);
@@ -173,9 +172,8 @@ void check_ring(const DecodeLaunch& launch, const Gpu& gpu, std::int64_t n, unsi
   EXPECT_EQ(cut.ring_bytes, launch.shared_bytes);
   EXPECT_EQ(cut.stage_bytes % 1024, 0u);
   EXPECT_EQ(cut.set_bytes, cut.sets * cut.stage_bytes);
-  // A set has seen the block that was `stages` before: converters go in order, and it waited for
-  // the one that was `sets` before.
   EXPECT_LE(cut.sets, cut.stages);
+  if (cut.stages < own) EXPECT_EQ(cut.stages % cut.sets, 0u) << "a set sees all that a stage has";
   if (cut.rounds > 1) {
     EXPECT_EQ(cut.sets, 1u);
     EXPECT_LE(cut.phase, cut.stages) << "blocks stay for all rounds";

@@ -56,10 +56,11 @@ struct DecodeB1Ring {
   // that add.
   static constexpr int kMultipliers = 12;
   static constexpr int kConverters = 3;
+  static_assert(kConverters <= kMaxConverters, "");
   static constexpr int kAdders = 4;
   static constexpr int kWarps = kMultipliers + kConverters + kAdders + 1;  ///< and one that fetches
-  static constexpr int kMaxConverters = 1;                                 ///< of a block
   static constexpr int kMaxStages = 16;
+  static constexpr bool kSharesScales = false;
 
   /// What a CTA fetches at once, in whole stages; then a block that is there asks for the one so
   /// far on, until all stages are full. What is asked for sooner comes sooner: all stages are 30
@@ -78,6 +79,16 @@ struct DecodeB1Ring {
   __host__ __device__ static constexpr unsigned sum_index(unsigned row, unsigned m) {
     return m * kRows + row;
   }
+
+#ifdef __CUDACC__
+  /// A row's of a slice.
+  template <int kPairs>
+  __device__ static void store_mantissas(char* row, std::uint32_t (&pairs)[kPairs],
+                                         float inverse_unit) {
+    pairs_to_mantissas(pairs, inverse_unit);
+    kernels::store_mantissas(row, pairs);
+  }
+#endif
 
   // x of a slice and token: planes [block][plane], padded, then the sums of pairs of blocks.
   static constexpr int kPlaneStride = kPlanes * 16 + 16;
@@ -111,79 +122,6 @@ struct DecodeB1Ring {
 };
 
 #if __CUDA_ARCH__ >= 900
-/// Turns the fp16 scales of a block, [row][slice], into int16 mantissas and units. Returns whether
-/// a slice is wide.
-template <class Plan>
-__device__ __forceinline__ bool convert_block(const char* scales, char* mantissas, float* units,
-                                              unsigned slices) {
-  // Of a row and slice, a lane. Its chain of 60 instructions is long, so it has several at once: as
-  // many as 5 slices give it.
-  constexpr int kAtOnce = 3;
-  constexpr int kPairs = Plan::kScales / 2;
-  const unsigned count = slices * Plan::kRows;
-  const auto load = [&](unsigned own, std::uint32_t(&pairs)[kPairs]) {
-    const char* from =
-        scales + (own % Plan::kRows * slices + own / Plan::kRows) * (Plan::kScales * 2);
-#pragma unroll
-    for (int i = 0; i < kPairs; i += 2) {
-      const uint2 two = *reinterpret_cast<const uint2*>(from + i * 4);
-      pairs[i] = two.x, pairs[i + 1] = two.y;
-    }
-  };
-  bool unsure = false;
-#pragma unroll 1
-  for (unsigned first = threadIdx.x; first < count; first += kAtOnce * kWarpSize) {
-    std::uint32_t pairs[kAtOnce][kPairs];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) load(min(first + i * kWarpSize, count - 1), pairs[i]);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const unsigned own = first + i * kWarpSize;
-      float inverse_unit;
-      const SliceUnit unit = unit_of_close_scales(pairs[i], inverse_unit);
-      pairs_to_mantissas(pairs[i], inverse_unit);
-      if (own >= count) continue;
-      store_mantissas(mantissas + own * Plan::kRowMantissaBytes, pairs[i]);
-      units[own] = unit.unit;
-      unsure = unsure || !unit.narrow;
-    }
-  }
-  if (!__any_sync(0xffffffffu, unsure)) return false;
-  bool wide = false;
-#pragma unroll 1
-  for (unsigned own = threadIdx.x; own < count; own += kWarpSize) {
-    std::uint32_t pairs[kPairs];
-    load(own, pairs);
-    float inverse_unit;
-    if (!unit_of_scales(pairs, inverse_unit).narrow) units[own] = 0, wide = true;
-  }
-  return __any_sync(0xffffffffu, wide);
-}
-
-/// A warp that converts: the scales of the blocks in its stages.
-template <class Plan>
-__device__ __forceinline__ void convert_blocks(const DecodeB1RingCut& cut,
-                                               const DecodeRingStage<Plan>& in, char* shared,
-                                               unsigned own, unsigned converter) {
-  const std::uint32_t base = ptx::shared_address(shared);
-  unsigned stage = 0, parity = 0, turn = 0;
-#pragma unroll 1
-  for (unsigned block = 0; block < own; ++block) {
-    if (turn == converter) {
-      wait_for_barrier(base + stage + in.full(), parity);
-      const bool wide =
-          convert_block<Plan>(shared + stage + in.scales(), shared + stage + in.mantissas(),
-                              reinterpret_cast<float*>(shared + stage + in.units()), in.slices);
-      if (threadIdx.x == 0) *reinterpret_cast<int*>(shared + stage + in.wide()) = wide;
-      __syncwarp();
-      if (threadIdx.x == 0) ptx::mbarrier_arrive(base + stage + in.ready());
-    }
-    if (++turn == Plan::kConverters) turn = 0;
-    stage += cut.stage_bytes;
-    if (stage == cut.ring_bytes) stage = 0, parity ^= 1, turn = 0;
-  }
-}
-
 /// The thread that fetches: fills the stages the first time. Adders do after that.
 template <class Plan, class Fetch>
 __device__ __forceinline__ void fill_stages(const DecodeB1RingCut& cut,
@@ -271,20 +209,16 @@ __device__ __forceinline__ void add_blocks(const GemmParams& params, const Decod
                                            unsigned own, unsigned adder, const RowOf& row_of,
                                            const Fetch& fetch) {
   const std::uint32_t base = ptx::shared_address(shared);
-  unsigned stage = 0, parity = 0, turn = 0;
   ptx::wait_for_dependencies();
   const DecodeB1Adder<Plan> work(params, in);
-#pragma unroll 1
-  for (unsigned block = 0; block < own; ++block) {
-    if (turn == adder) {
-      work.add_block(shared + stage, base + stage + in.done(), parity, row_of(block));
-      __syncwarp();
-      if (threadIdx.x == 0 && block + cut.stages < own) fetch(block + cut.stages, stage);
-    }
-    if (++turn == Plan::kAdders) turn = 0;
-    stage += cut.stage_bytes;
-    if (stage == cut.ring_bytes) stage = 0, parity ^= 1, turn = 0;
-  }
+  for_own_blocks({cut.stage_bytes, cut.ring_bytes, Plan::kAdders}, own, adder,
+                 [&](unsigned block, unsigned stage, unsigned parity) {
+                   work.add_block(shared + stage, base + stage + in.done(), parity, row_of(block));
+                   __syncwarp();
+                   if (threadIdx.x == 0 && block + cut.stages < own) {
+                     fetch(block + cut.stages, stage);
+                   }
+                 });
 }
 
 /// The warps that multiply make planes of all of x, and the sums of its blocks: of a slice and
@@ -482,7 +416,7 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
 #pragma unroll 1
       for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
         ptx::mbarrier_init(base + stage + in.full(), 2);
-        ptx::mbarrier_init(base + stage + in.ready(), 1);
+        ptx::mbarrier_init(base + stage + in.ready(), in.converters(Plan::kConverters));
         ptx::mbarrier_init(base + stage + in.done(), Plan::kMultipliers);
       }
       ptx::fence_mbarrier_init();
@@ -496,7 +430,9 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
   ptx::named_barrier_sync(Plan::kHelpersBegin, kHelperThreads);
   const unsigned helper = warp - Plan::kMultipliers;
   if (helper < Plan::kConverters) {
-    convert_blocks<Plan>(cut, in, shared, own, helper);
+    convert_blocks<Plan>(in, shared, own, helper,
+                         {cut.stage_bytes, cut.ring_bytes, Plan::kConverters},
+                         [](unsigned, unsigned) {});
   } else {
     add_blocks<Plan>(params, cut, in, shared, own, helper - Plan::kConverters, row_of, fetch);
   }

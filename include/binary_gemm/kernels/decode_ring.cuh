@@ -84,19 +84,19 @@ struct DecodeRing {
   // slices, stage i's by i % helpers. A CTA has a multiprocessor, or half of it: then CTAs of the
   // next kernel start when the first of this one end.
   static constexpr int kMaxWarps = 20;
-  static constexpr int kMaxHelpers = 4;  ///< of each
-  static constexpr int kMaxConverters = kMaxHelpers;
+  static constexpr int kMaxHelpers = kMaxConverters;  ///< of each
   static constexpr int kMaxThreads = (kMaxWarps + 2 * kMaxHelpers) * kWarpSize;
   static constexpr int kMaxStages = 16;
+  /// What has 16 tokens has no long rows, nor a register for it.
+  static constexpr bool kSharesScales = kTokens <= 8;
 
   /// What a CTA fetches at once, in whole stages; then a block that is there asks for the one so
   /// far on, until all stages are full. What is asked for sooner comes sooner, and all stages are
   /// up to 30 MB, or 6 us: x would come last, and the reads of a quantizer before. On an H200, us:
-  /// gate, M = 8, plain and back to back, all at once 11.1, 9.0; two of 18 KiB, the others when the
-  /// loads of x are on their way, 10.3, 8.1; so 10.2, 8.4, and a step of 64 layers 2809 -> 2715, M
-  /// = 16 3719 -> 3600; binary_linear of K = 17408, M = 8, 13.4 -> 11.8. With three and four stages
-  /// the step at M = 8 is 2762 and 2820.
-  static constexpr unsigned kEarlyBytes = 32 * 1024;
+  /// gate, M = 8, plain and back to back, all at once 11.1, 9.0; two of 18 KiB 9.7, 8.3; one 9.1,
+  /// 8.1. A step of 64 layers, M = 8, 16 with one 2734, 3634; two 2752, 3583; three 2762 and four
+  /// 2820.
+  static constexpr unsigned kEarlyBytes = (kTokens <= 8 ? 16 : 32) * 1024;
 
   /// What a warp has of K: as much of x as there are registers for.
   static constexpr int kPartBlocks = kTokens <= 8 ? 4 : 2;  ///< of 128
@@ -109,10 +109,27 @@ struct DecodeRing {
   // [slice][value][lane].
   static constexpr int kLineBytes = static_cast<int>(kSliceK) / 8;
   static constexpr int kBitsBytes = kRows * kLineBytes;
-  static constexpr int kMantissaBytes = kRows * kScales * 4;
+  static constexpr int kRowMantissaBytes = kScales * 4;
+  static constexpr int kMantissaBytes = kRows * kRowMantissaBytes;
   static constexpr int kSumBytes = kTokens * kRows * 4;
   static constexpr int kUnitBytes = kRows * 4;
   static constexpr int kScaleBytes = kRows * kScales * 2;
+
+#ifdef __CUDACC__
+  /// A row's of a slice, as int32.
+  template <int kPairs>
+  __device__ static void store_mantissas(char* row, const std::uint32_t (&pairs)[kPairs],
+                                         float inverse_unit) {
+    const std::uint32_t zero = __float_as_uint(kRoundToInteger);
+#pragma unroll
+    for (int i = 0; i < kPairs; i += 2) {
+      const uint2 low = mantissa_bits(pairs[i], inverse_unit);
+      const uint2 high = mantissa_bits(pairs[i + 1], inverse_unit);
+      reinterpret_cast<uint4*>(row)[i / 2] =
+          make_uint4(low.x - zero, low.y - zero, high.x - zero, high.y - zero);
+    }
+  }
+#endif
 
   // Named barriers at the start: mbarriers are ready for those who convert and add; and for those
   // who multiply, whose sums are zeros and whose loads of x are on their way.
@@ -153,6 +170,9 @@ struct DecodeRing {
     cut.early = (kEarlyBytes + cut.stage_bytes - 1) / cut.stage_bytes;
     cut.sets = cut.rounds == 1 ? static_cast<std::uint32_t>(max_warps) / cut.warps : 1;
     if (cut.sets > cut.stages) cut.sets = cut.stages;
+    // A stage is always the same set's: a barrier's parity does not tell a block from the last but
+    // one that was there, so who waits for it must have seen them all.
+    if (cut.stages < own) cut.stages -= cut.stages % cut.sets;
     cut.phase = cut.rounds == 1 ? static_cast<std::uint32_t>(own) : cut.stages;
     cut.blocks = static_cast<std::uint32_t>(blocks);
     cut.set_bytes = cut.sets * cut.stage_bytes;
@@ -181,29 +201,6 @@ __device__ inline void load_ints(std::int32_t (&to)[kCount], std::uint32_t from)
     to[0] = static_cast<std::int32_t>(four.x), to[1] = static_cast<std::int32_t>(four.y);
     to[2] = static_cast<std::int32_t>(four.z), to[3] = static_cast<std::int32_t>(four.w);
   }
-}
-
-/// Converts the fp16 scales of a row and slice, 4 or 8, to mantissas and returns the unit, or 0 if
-/// the slice is wide.
-template <int kScales>
-__device__ inline float convert_to_ints(const char* scales, std::int32_t* mantissas) {
-  std::uint32_t pairs[kScales / 2];
-#pragma unroll
-  for (int i = 0; i < kScales / 2; i += 2) {
-    const uint2 four = *reinterpret_cast<const uint2*>(scales + i * 4);
-    pairs[i] = four.x, pairs[i + 1] = four.y;
-  }
-  float inverse_unit;
-  const SliceUnit unit = unit_of_scales(pairs, inverse_unit);
-  const std::uint32_t zero = __float_as_uint(kRoundToInteger);
-#pragma unroll
-  for (int i = 0; i < kScales / 2; i += 2) {
-    const uint2 low = mantissa_bits(pairs[i], inverse_unit);
-    const uint2 high = mantissa_bits(pairs[i + 1], inverse_unit);
-    *reinterpret_cast<uint4*>(mantissas + 2 * i) =
-        make_uint4(low.x - zero, low.y - zero, high.x - zero, high.y - zero);
-  }
-  return unit.narrow ? unit.unit : 0.0f;
 }
 
 /// Adds the slices of a block in order and leaves zeros. `wide`: sum_wide_slices was there.
@@ -237,9 +234,9 @@ __device__ inline void add_block(const GemmParams& params, const DecodeRingStage
   const unsigned lane = threadIdx.x;
   auto* sums = reinterpret_cast<std::int32_t*>(stage + in.sums());
   const auto* units = reinterpret_cast<const float*>(stage + in.units());
-  const int4 flags = *reinterpret_cast<const int4*>(stage + in.wide());
+  const int wide = *reinterpret_cast<const int*>(stage + in.wide());
   float total[Plan::kValues] = {};
-  if ((flags.x | flags.y | flags.z | flags.w) == 0) {
+  if (wide == 0) {
     add_slices_in_order<Plan>(total, sums + lane, units + lane / 4, params.slices, false);
   } else {
     sum_wide_slices<Plan>(params, reinterpret_cast<float*>(sums), units, n0);
@@ -350,48 +347,6 @@ struct DecodeRingX {
   }
 };
 
-/// A warp that converts: its part of the scales of each block. The first of them also fills the
-/// stages the first time: when a block is there it fetches the one `early` further.
-template <class Plan, class Fetch>
-__device__ __forceinline__ void convert_blocks(const DecodeRingCut& cut,
-                                               const DecodeRingStage<Plan>& in, char* shared,
-                                               unsigned own, unsigned helper, const Fetch& fetch) {
-  const unsigned lane = threadIdx.x;
-  const unsigned slices = in.slices;
-  const std::uint32_t base = ptx::shared_address(shared);
-  unsigned stage = 0, parity = 0;
-#pragma unroll 1
-  for (unsigned block = 0; block < own; ++block) {
-    const char* scales = shared + stage + in.scales();
-    auto* mantissas = reinterpret_cast<std::int32_t*>(shared + stage + in.mantissas());
-    auto* units = reinterpret_cast<float*>(shared + stage + in.units());
-    wait_for_barrier(base + stage + in.full(), parity);
-    if (helper == 0 && lane == 0 && block + cut.early < min(cut.stages, own)) {
-      fetch(block + cut.early, stage + cut.early * cut.stage_bytes);
-    }
-    bool wide = false;
-#pragma unroll 1
-    for (unsigned i = helper * kWarpSize + lane; i < slices * Plan::kRows;
-         i += cut.helpers * kWarpSize) {
-      const unsigned from = i % Plan::kRows * slices + i / Plan::kRows;
-      const float unit = convert_to_ints<Plan::kScales>(scales + from * (Plan::kScales * 2),
-                                                        mantissas + i * Plan::kScales);
-      units[i] = unit;
-      wide = wide || unit == 0;
-    }
-    wide = __any_sync(0xffffffffu, wide);
-    if (lane == 0) {
-      auto* flags = reinterpret_cast<int*>(shared + stage + in.wide());
-      flags[helper] = wide;
-      if (cut.helpers < Plan::kMaxHelpers) flags[cut.helpers + helper] = wide;  // 2: all four
-    }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(base + stage + in.ready());
-    stage += cut.stage_bytes;
-    if (stage == cut.ring_bytes) stage = 0, parity ^= 1;
-  }
-}
-
 /// A warp that adds: the slices of the blocks in its stages. `row_of`: a block's first row;
 /// `fetch`: starts to fetch a block to a stage.
 template <class Plan, class RowOf, class Fetch>
@@ -401,7 +356,6 @@ __device__ __forceinline__ void add_blocks(const GemmParams& params, const Decod
                                            const Fetch& fetch) {
   const unsigned lane = threadIdx.x;
   const std::uint32_t base = ptx::shared_address(shared);
-  unsigned stage = 0, parity = 0;
   ptx::wait_for_dependencies();
   float x_scales[Plan::kValues / 2];
 #pragma unroll
@@ -411,21 +365,13 @@ __device__ __forceinline__ void add_blocks(const GemmParams& params, const Decod
       x_scales[Plan::own_token_of(v)] = params.x_scales[min(m, params.m - 1)];
     }
   }
-  // A stage is always the same warp's: a barrier's parity does not tell a block from the last but
-  // one that was there, so its waiter must have seen them all.
-  unsigned turn = 0;
-#pragma unroll 1
-  for (unsigned block = 0; block < own; ++block) {
-    if (turn == adder) {
-      wait_for_barrier(base + stage + in.done(), parity);
-      add_block<Plan>(params, in, shared + stage, row_of(block), x_scales);
-      __syncwarp();
-      if (lane == 0 && block + cut.stages < own) fetch(block + cut.stages, stage);
-    }
-    if (++turn == cut.helpers) turn = 0;
-    stage += cut.stage_bytes;
-    if (stage == cut.ring_bytes) stage = 0, parity ^= 1, turn = 0;
-  }
+  for_own_blocks({cut.stage_bytes, cut.ring_bytes, cut.helpers}, own, adder,
+                 [&](unsigned block, unsigned stage, unsigned parity) {
+                   wait_for_barrier(base + stage + in.done(), parity);
+                   add_block<Plan>(params, in, shared + stage, row_of(block), x_scales);
+                   __syncwarp();
+                   if (lane == 0 && block + cut.stages < own) fetch(block + cut.stages, stage);
+                 });
 }
 
 /// The warps that multiply zero the sums of all stages; adders leave zeros.
@@ -477,7 +423,8 @@ __device__ __forceinline__ void multiply_blocks(const GemmParams& params, const 
       const std::uint32_t mantissas = keep(base + in.mantissas() + slice * Plan::kMantissaBytes +
                                            (g * Plan::kScales + part * Plan::kDots) * 4);
       const std::uint32_t sums = keep(base + in.sums() + slice * Plan::kSumBytes + lane * 4);
-      const std::uint32_t ready = keep(base + in.ready());
+      std::uint32_t ready = base + in.ready();
+      if (Plan::kTokens <= 8) ready = keep(ready);
       unsigned stage = set * cut.stage_bytes, parity = first / cut.phase & 1;
       int left = static_cast<int>(keep(min(cut.phase, own - first)) - set);
 #pragma unroll 1
@@ -545,7 +492,7 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
 #pragma unroll 1
       for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
         ptx::mbarrier_init(base + stage + in.full(), 2);
-        ptx::mbarrier_init(base + stage + in.ready(), cut.helpers);
+        ptx::mbarrier_init(base + stage + in.ready(), in.converters(cut.helpers));
         ptx::mbarrier_init(base + stage + in.done(), cut.warps);
       }
       ptx::fence_mbarrier_init();
@@ -565,7 +512,13 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   if (helper >= cut.helpers) {
     add_blocks<Plan>(params, cut, in, shared, own, helper - cut.helpers, row_of, fetch);
   } else {
-    convert_blocks<Plan>(cut, in, shared, own, helper, fetch);
+    // The first fillings; adders fetch what comes after.
+    convert_blocks<Plan>(in, shared, own, helper, {cut.stage_bytes, cut.ring_bytes, cut.helpers},
+                         [&](unsigned block, unsigned stage) {
+                           if (block + cut.early < min(cut.stages, own)) {
+                             fetch(block + cut.early, stage + cut.early * cut.stage_bytes);
+                           }
+                         });
   }
 #endif
 }

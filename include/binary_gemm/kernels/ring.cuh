@@ -8,9 +8,16 @@
 #include "binary_gemm/kernels/planes.cuh"  // load_aligned_chunk
 #include "binary_gemm/kernels/ptx.cuh"
 #include "binary_gemm/kernels/slice.cuh"
+#include "binary_gemm/kernels/weight_tile.cuh"  // wait_for_barrier
 
 namespace binary_gemm {
 namespace kernels {
+
+/// Of a row and slice, scales that a lane converts at once, since the chain of 60 instructions is
+/// long: as many as 5 slices give it.
+inline constexpr int kConvertedAtOnce = 3;
+/// Warps that may share a block's scales.
+inline constexpr int kMaxConverters = 4;
 
 /// Where things are in a stage, in bytes, for host and device.
 template <class Plan>
@@ -27,21 +34,121 @@ struct DecodeRingStage {
   __host__ __device__ constexpr unsigned scales() const {
     return units() + slices * Plan::kUnitBytes;
   }
-  /// Whether a converter saw a wide slice: an int for each of kMaxConverters.
+  /// Whether a slice is wide: a byte for each of kMaxConverters.
   __host__ __device__ constexpr unsigned wide() const {
     return scales() + slices * Plan::kScaleBytes;
   }
-  // Barriers: by the copy engine, by those who convert, by those who multiply.
-  __host__ __device__ constexpr unsigned full() const {
-    return wide() + (Plan::kMaxConverters * 4 + 7) / 8 * 8;
-  }
+  // Barriers: by the copy engine, by the warp that converts, by those that multiply.
+  __host__ __device__ constexpr unsigned full() const { return wide() + 8; }
   __host__ __device__ constexpr unsigned ready() const { return full() + 8; }
   __host__ __device__ constexpr unsigned done() const { return ready() + 8; }
+  /// Of `warps` that convert, those that share a block: one, or all if it has more scales than one
+  /// converts at once. On an H200, us, plain and back to back, a block a warp against all: gate, M
+  /// = 8 9.5, 8.4; 9.8, 8.4; LM head, M = 16 89.7, 87.7; 93.8, 91.3; but K = 17408, M =
+  /// 8 12.7, 10.0; 12.1, 9.8.
+  __host__ __device__ constexpr unsigned converters(unsigned warps) const {
+    return Plan::kSharesScales && slices * Plan::kRows > kConvertedAtOnce * kWarpSize ? warps : 1;
+  }
   /// Of all; the swizzle wants the next stage's bits at a multiple of 1024.
   __host__ __device__ constexpr unsigned bytes() const { return (done() + 8 + 1023) / 1024 * 1024; }
 };
 
 #if __CUDA_ARCH__ >= 900
+/// Turns the fp16 scales of a block, [row][slice], into mantissas, by Plan::store_mantissas, and
+/// units: one of `parts` warps. Returns whether a slice of its part is wide.
+template <class Plan>
+__device__ __forceinline__ bool convert_scales(const char* scales, char* mantissas, float* units,
+                                               unsigned slices, unsigned part, unsigned parts) {
+  constexpr int kPairs = Plan::kScales / 2;
+  const unsigned count = slices * Plan::kRows;
+  const unsigned begin = part * kWarpSize + threadIdx.x, step = parts * kWarpSize;
+  const auto load = [&](unsigned own, std::uint32_t(&pairs)[kPairs]) {
+    const char* from =
+        scales + (own % Plan::kRows * slices + own / Plan::kRows) * (Plan::kScales * 2);
+#pragma unroll
+    for (int i = 0; i < kPairs; i += 2) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from + i * 4);
+      pairs[i] = two.x, pairs[i + 1] = two.y;
+    }
+  };
+  bool unsure = false;
+#pragma unroll 1
+  for (unsigned first = begin; first < count; first += kConvertedAtOnce * step) {
+    std::uint32_t pairs[kConvertedAtOnce][kPairs];
+#pragma unroll
+    for (int i = 0; i < kConvertedAtOnce; ++i) load(min(first + i * step, count - 1), pairs[i]);
+#pragma unroll
+    for (int i = 0; i < kConvertedAtOnce; ++i) {
+      const unsigned own = min(first + i * step, count - 1);  // the last one's more than once
+      float inverse_unit;
+      const SliceUnit unit = unit_of_close_scales(pairs[i], inverse_unit);
+      Plan::store_mantissas(mantissas + own * Plan::kRowMantissaBytes, pairs[i], inverse_unit);
+      units[own] = unit.unit;
+      unsure = unsure || !unit.narrow;
+    }
+  }
+  if (!__any_sync(0xffffffffu, unsure)) return false;
+  bool wide = false;
+#pragma unroll 1
+  for (unsigned own = begin; own < count; own += step) {
+    std::uint32_t pairs[kPairs];
+    load(own, pairs);
+    float inverse_unit;
+    if (!unit_of_scales(pairs, inverse_unit).narrow) units[own] = 0, wide = true;
+  }
+  return __any_sync(0xffffffffu, wide);
+}
+
+/// How warps of a kind share a CTA's blocks. A stage has always the same one: a barrier's parity
+/// does not tell a block from the last but one that was there, so who waits for it must have seen
+/// them all.
+struct RingTurns {
+  unsigned stage_bytes;
+  unsigned ring_bytes;
+  unsigned warps;
+};
+
+/// Calls `work(block, stage, parity)` for the blocks of warp `own_turn`, in order; `stage`: its
+/// offset; `parity`: that of the stage's barriers.
+template <class Work>
+__device__ __forceinline__ void for_own_blocks(const RingTurns& turns, unsigned blocks,
+                                               unsigned own_turn, const Work& work) {
+  unsigned stage = 0, parity = 0, turn = 0;
+#pragma unroll 1
+  for (unsigned block = 0; block < blocks; ++block) {
+    if (turn == own_turn) work(block, stage, parity);
+    if (++turn == turns.warps) turn = 0;
+    stage += turns.stage_bytes;
+    if (stage == turns.ring_bytes) stage = 0, parity ^= 1, turn = 0;
+  }
+}
+
+/// A warp that converts: the scales of the blocks in its stages; of long rows, a part of all.
+/// `arrived(block, stage)` is called by one thread when a block is there.
+template <class Plan, class Arrived>
+__device__ __forceinline__ void convert_blocks(const DecodeRingStage<Plan>& in, char* shared,
+                                               unsigned blocks, unsigned converter, RingTurns turns,
+                                               const Arrived& arrived) {
+  const std::uint32_t base = ptx::shared_address(shared);
+  const unsigned parts = in.converters(turns.warps);
+  const unsigned part = parts > 1 ? converter : 0;
+  if (parts > 1) converter = 0, turns.warps = 1;
+  for_own_blocks(turns, blocks, converter, [&](unsigned block, unsigned stage, unsigned parity) {
+    wait_for_barrier(base + stage + in.full(), parity);
+    if (threadIdx.x == 0 && part == 0) arrived(block, stage);
+    const bool wide = convert_scales<Plan>(
+        shared + stage + in.scales(), shared + stage + in.mantissas(),
+        reinterpret_cast<float*>(shared + stage + in.units()), in.slices, part, parts);
+    // Four bytes for up to four warps.
+    char* flags = shared + stage + in.wide();
+    if (threadIdx.x >= part && threadIdx.x < 4 && (threadIdx.x == part || part + 1 == parts)) {
+      flags[threadIdx.x] = wide;
+    }
+    __syncwarp();
+    if (threadIdx.x == 0) ptx::mbarrier_arrive(base + stage + in.ready());
+  });
+}
+
 /// A wide slice's sum of row `n` and token `m`, by all lanes. Right rather than fast.
 template <int kGroup>
 __device__ inline float wide_slice_sum(const GemmParams& params, unsigned n, unsigned m,
