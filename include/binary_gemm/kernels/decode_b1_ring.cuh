@@ -6,7 +6,7 @@
 ///
 /// A CTA fills a multiprocessor. It makes the planes of all of x once, in shared memory, and blocks
 /// of 16 rows of W go through a ring of stages:
-///   1. a warp fetches bits and scales by the copy engine;
+///   1. a thread fetches bits and scales by the copy engine;
 ///   2. one of some warps turns the scales into mantissas;
 ///   3. the warps that multiply share out the slices of all blocks, one after the other, and leave
 ///      the exact integer sum of each;
@@ -55,10 +55,10 @@ struct DecodeB1Ring {
   // Warps, by what they do. A stage has always the same one of those that convert, and of those
   // that add.
   static constexpr int kMultipliers = 12;
-  static constexpr int kConverters = 3;
+  static constexpr int kConverters = 4;
   static_assert(kConverters <= kMaxConverters, "");
   static constexpr int kAdders = 4;
-  static constexpr int kWarps = kMultipliers + kConverters + kAdders + 1;  ///< and one that fetches
+  static constexpr int kWarps = kMultipliers + kConverters + kAdders;
   static constexpr int kMaxStages = 16;
   static constexpr bool kSharesScales = false;
 
@@ -95,8 +95,8 @@ struct DecodeB1Ring {
   static constexpr int kPairOffset = kBlocks * kPlaneStride;
   static constexpr int kXBytes = kPairOffset + kBlocks / 2 * 4;
 
-  // Named barriers at the start: mbarriers are ready for those who convert, add and fetch; and for
-  // those who multiply, when all of x is there.
+  // Named barriers at the start: mbarriers are ready for those who convert and add; and for those
+  // who multiply, when all of x is there.
   static constexpr unsigned kHelpersBegin = 1;
   static constexpr unsigned kMultipliersBegin = 2;
 
@@ -122,22 +122,6 @@ struct DecodeB1Ring {
 };
 
 #if __CUDA_ARCH__ >= 900
-/// The thread that fetches: fills the stages the first time. Adders do after that.
-template <class Plan, class Fetch>
-__device__ __forceinline__ void fill_stages(const DecodeB1RingCut& cut,
-                                            const DecodeRingStage<Plan>& in, std::uint32_t base,
-                                            const Fetch& fetch) {
-  unsigned slot = 0;
-#pragma unroll 1
-  for (; slot < min(cut.early, cut.stages); ++slot) fetch(slot, slot * cut.stage_bytes);
-  ptx::launch_dependents();
-#pragma unroll 1
-  for (; slot < cut.stages; ++slot) {
-    wait_for_barrier(base + (slot - cut.early) * cut.stage_bytes + in.full(), 0);
-    fetch(slot, slot * cut.stage_bytes);
-  }
-}
-
 /// A warp that adds: the slices of the blocks in its stages.
 template <class Plan>
 struct DecodeB1Adder {
@@ -395,6 +379,7 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
   const unsigned own = (cut.blocks - blockIdx.x + gridDim.x - 1) / gridDim.x;
   const std::uint32_t base = ptx::shared_address(shared);
   const DecodeRingStage<Plan> in{slices};
+  const RingFill fill{cut.early, min(cut.stages, own)};  // not all CTAs have as many blocks
   const auto row_of = [&](unsigned block) {
     return (blockIdx.x + block * gridDim.x) * Plan::kRows;
   };
@@ -409,9 +394,9 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
     multiply_blocks<Plan>(params, cut, in, shared, own, warp);
     return;
   }
-  constexpr unsigned kFetcher = Plan::kWarps - 1;
-  constexpr unsigned kHelperThreads = (Plan::kWarps - Plan::kMultipliers) * kWarpSize;
-  if (warp == kFetcher) {
+  const unsigned helper = warp - Plan::kMultipliers;
+  constexpr unsigned kHelperThreads = (Plan::kConverters + Plan::kAdders) * kWarpSize;
+  if (helper == 0) {
     if (threadIdx.x == 0) {
 #pragma unroll 1
       for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
@@ -424,17 +409,20 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
     __syncwarp();
     ptx::named_barrier_arrive(Plan::kHelpersBegin, kHelperThreads);
     ptx::named_barrier_arrive(Plan::kMultipliersBegin, (Plan::kMultipliers + 1) * kWarpSize);
-    if (threadIdx.x == 0) fill_stages<Plan>(cut, in, base, fetch);
-    return;
-  }
-  ptx::named_barrier_sync(Plan::kHelpersBegin, kHelperThreads);
-  const unsigned helper = warp - Plan::kMultipliers;
-  if (helper < Plan::kConverters) {
-    convert_blocks<Plan>(in, shared, own, helper,
-                         {cut.stage_bytes, cut.ring_bytes, Plan::kConverters},
-                         [](unsigned, unsigned) {});
+#pragma unroll 1
+    for (unsigned block = 0; block < min(cut.early, fill.stages); ++block) {
+      if (threadIdx.x == 0) fetch(block, block * cut.stage_bytes);
+    }
+    ptx::launch_dependents();
+    __syncwarp();
   } else {
+    ptx::named_barrier_sync(Plan::kHelpersBegin, kHelperThreads);
+  }
+  if (helper >= Plan::kConverters) {
     add_blocks<Plan>(params, cut, in, shared, own, helper - Plan::kConverters, row_of, fetch);
+  } else {
+    convert_blocks<Plan>(in, shared, own, helper,
+                         {cut.stage_bytes, cut.ring_bytes, Plan::kConverters}, fill, fetch);
   }
 #endif
 }

@@ -471,6 +471,7 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   const unsigned own = (cut.blocks - blockIdx.x + gridDim.x - 1) / gridDim.x;
   const std::uint32_t base = ptx::shared_address(shared);
   const DecodeRingStage<Plan> in{slices};
+  const RingFill fill{cut.early, min(cut.stages, own)};  // not all CTAs have as many blocks
   const auto row_of = [&](unsigned block) {
     return (blockIdx.x + block * gridDim.x) * Plan::kRows;
   };
@@ -501,7 +502,7 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
     ptx::named_barrier_arrive(Plan::kHelpersBegin, helper_threads);
     ptx::named_barrier_arrive(Plan::kMultipliersBegin, (multipliers + 1) * kWarpSize);
 #pragma unroll 1
-    for (unsigned slot = 0; slot < min(cut.early, min(cut.stages, own)); ++slot) {
+    for (unsigned slot = 0; slot < min(cut.early, fill.stages); ++slot) {
       if (lane == 0) fetch(slot, slot * cut.stage_bytes);
     }
     ptx::launch_dependents();
@@ -512,13 +513,8 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   if (helper >= cut.helpers) {
     add_blocks<Plan>(params, cut, in, shared, own, helper - cut.helpers, row_of, fetch);
   } else {
-    // The first fillings; adders fetch what comes after.
     convert_blocks<Plan>(in, shared, own, helper, {cut.stage_bytes, cut.ring_bytes, cut.helpers},
-                         [&](unsigned block, unsigned stage) {
-                           if (block + cut.early < min(cut.stages, own)) {
-                             fetch(block + cut.early, stage + cut.early * cut.stage_bytes);
-                           }
-                         });
+                         fill, fetch);
   }
 #endif
 }

@@ -13,7 +13,7 @@
 namespace binary_gemm {
 namespace kernels {
 
-/// Of a row and slice, scales that a lane converts at once, since the chain of 60 instructions is
+/// Rows of a slice whose scales a lane converts at once, since the chain of 60 instructions is
 /// long: as many as 5 slices give it.
 inline constexpr int kConvertedAtOnce = 3;
 /// Warps that may share a block's scales.
@@ -42,10 +42,11 @@ struct DecodeRingStage {
   __host__ __device__ constexpr unsigned full() const { return wide() + 8; }
   __host__ __device__ constexpr unsigned ready() const { return full() + 8; }
   __host__ __device__ constexpr unsigned done() const { return ready() + 8; }
-  /// Of `warps` that convert, those that share a block: one, or all if it has more scales than one
-  /// converts at once. On an H200, us, plain and back to back, a block a warp against all: gate, M
-  /// = 8 9.5, 8.4; 9.8, 8.4; LM head, M = 16 89.7, 87.7; 93.8, 91.3; but K = 17408, M =
-  /// 8 12.7, 10.0; 12.1, 9.8.
+  /// How many of `warps` that convert share a block: one has it, or all do if it has more scales
+  /// than one converts at once. On an H200, us, plain and back to back, all -> one: gate, M =
+  /// 8 9.8, 8.4
+  /// -> 9.5, 8.4; LM head, M = 16 93.8, 91.3 -> 89.7, 87.7; but K = 17408, M = 8 12.1, 9.8 -> 12.7,
+  /// 10.0.
   __host__ __device__ constexpr unsigned converters(unsigned warps) const {
     return Plan::kSharesScales && slices * Plan::kRows > kConvertedAtOnce * kWarpSize ? warps : 1;
   }
@@ -75,15 +76,16 @@ __device__ __forceinline__ bool convert_scales(const char* scales, char* mantiss
 #pragma unroll 1
   for (unsigned first = begin; first < count; first += kConvertedAtOnce * step) {
     std::uint32_t pairs[kConvertedAtOnce][kPairs];
+    // Past the end a lane's first one again.
+    const auto entry = [&](int i) { return first + i * step < count ? first + i * step : first; };
 #pragma unroll
-    for (int i = 0; i < kConvertedAtOnce; ++i) load(min(first + i * step, count - 1), pairs[i]);
+    for (int i = 0; i < kConvertedAtOnce; ++i) load(entry(i), pairs[i]);
 #pragma unroll
     for (int i = 0; i < kConvertedAtOnce; ++i) {
-      const unsigned own = min(first + i * step, count - 1);  // the last one's more than once
       float inverse_unit;
       const SliceUnit unit = unit_of_close_scales(pairs[i], inverse_unit);
-      Plan::store_mantissas(mantissas + own * Plan::kRowMantissaBytes, pairs[i], inverse_unit);
-      units[own] = unit.unit;
+      Plan::store_mantissas(mantissas + entry(i) * Plan::kRowMantissaBytes, pairs[i], inverse_unit);
+      units[entry(i)] = unit.unit;
       unsure = unsure || !unit.narrow;
     }
   }
@@ -123,19 +125,29 @@ __device__ __forceinline__ void for_own_blocks(const RingTurns& turns, unsigned 
   }
 }
 
-/// A warp that converts: the scales of the blocks in its stages; of long rows, a part of all.
-/// `arrived(block, stage)` is called by one thread when a block is there.
-template <class Plan, class Arrived>
+/// How stages are filled the first time: `early` of them at once, by one thread; then a block that
+/// is there asks for the one so far on.
+struct RingFill {
+  unsigned early;
+  unsigned stages;  ///< no more than blocks
+};
+
+/// A warp that converts: the scales of the blocks in its stages; of long rows, a part of all. It
+/// fills stages the first time, too; adders do after that. `fetch`: starts to fetch a block to a
+/// stage.
+template <class Plan, class Fetch>
 __device__ __forceinline__ void convert_blocks(const DecodeRingStage<Plan>& in, char* shared,
                                                unsigned blocks, unsigned converter, RingTurns turns,
-                                               const Arrived& arrived) {
+                                               const RingFill& fill, const Fetch& fetch) {
   const std::uint32_t base = ptx::shared_address(shared);
   const unsigned parts = in.converters(turns.warps);
   const unsigned part = parts > 1 ? converter : 0;
   if (parts > 1) converter = 0, turns.warps = 1;
   for_own_blocks(turns, blocks, converter, [&](unsigned block, unsigned stage, unsigned parity) {
     wait_for_barrier(base + stage + in.full(), parity);
-    if (threadIdx.x == 0 && part == 0) arrived(block, stage);
+    if (threadIdx.x == 0 && part == 0 && block + fill.early < fill.stages) {
+      fetch(block + fill.early, stage + fill.early * turns.stage_bytes);
+    }
     const bool wide = convert_scales<Plan>(
         shared + stage + in.scales(), shared + stage + in.mantissas(),
         reinterpret_cast<float*>(shared + stage + in.units()), in.slices, part, parts);
