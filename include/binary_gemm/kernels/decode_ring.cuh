@@ -21,8 +21,8 @@
 ///
 /// At the start weights are asked for little by little: see kEarlyBytes.
 ///
-/// On an H200, us at M = 8, back to back: gate 9.2 by decode_s8, now 8.1; K = 17408 13.5, 10.1; LM
-/// head 79, 72. What limits it is the integer pipe: 26 of its instructions for 16 rows by 128 of K,
+/// On an H200, us at M = 8, back to back: gate 9.2 by decode_s8, now 7.8; K = 17408 13.5, 9.8; LM
+/// head 79, 71. What limits it is the integer pipe: 26 of its instructions for 16 rows by 128 of K,
 /// and its warps issue two of three cycles. What lost, LM head at M = 8 or as said:
 ///   256 of K a warp, sums of parts kept apart until the end: 109; 512 of K, added up in shared
 ///     memory 82

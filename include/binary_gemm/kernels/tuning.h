@@ -231,16 +231,17 @@ inline constexpr std::int64_t kHandOverBytes =
 inline constexpr std::int64_t kRingTokens = 8;
 inline constexpr std::int64_t kRingLongRow = 10240;
 
+/// From so many rows a multiprocessor on there are many: between QKV (62) and gate (132).
+inline constexpr std::int64_t kManyRows = 96;
+
 /// Whether decode_s8 goes by the ring of stages of decode_ring.cuh, where the copy engine can read
 /// W and K is a multiple of 1024; `tokens`: the batch tile. That is faster with 16 tokens, for long
 /// rows, and where a multiprocessor has many blocks of 16 rows; else its start takes longer. On an
 /// H200, us, plain and back to back, without and with it:
-///   M = 8:  gate (8 blocks) 11.5, 9.2 -> 10.3, 8.1; LM head (118) 80.8, 78.7 -> 73.3, 71.7;
-///     K = 17408 14.4, 13.1 -> 12.3, 10.1; but out (2) 5.4, 4.4 -> 6.0, 4.3
-///   M = 16: out 6.8, 5.9 -> 6.7, 5.3; gate 14.1, 12.4 -> 12.0, 10.3; LM head 106, 103 -> 94, 92
+///   M = 8:  gate (8 blocks) 11.5, 9.2 -> 9.1, 7.8; LM head (118) 80.8, 78.7 -> 71.5, 70.3;
+///     K = 17408 14.4, 13.1 -> 12.0, 9.8; but out (2) 5.4, 4.3 -> 5.8, 4.4
+///   M = 16: out 6.8, 5.9 -> 6.6, 5.2; gate 14.1, 12.4 -> 11.3, 9.8; LM head 106, 103 -> 90, 88
 /// Groups of 32 and 64 would spill registers there.
-inline constexpr std::int64_t kManyRows =
-    96;  ///< a multiprocessor; between QKV (62) and gate (132)
 constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64_t group_size,
                           int multiprocessors) {
   return group_size >= 128 && k % kSliceK == 0 &&
@@ -249,14 +250,17 @@ constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64
 
 /// Whether decode_b1 goes by the ring of stages of decode_b1_ring.cuh, where the copy engine can
 /// read W and K is a multiple of 1024. On an H200, us, back to back, without and with it:
-///   M = 2: QKV 3.3, 3.6; out 2.8, 3.1; but gate 5.9, 5.3; K = 17408 8.6, 6.2; LM head 51, 48
-///   M = 3: QKV 4.9, 4.1; out 3.8, 3.4; gate 8.0, 6.0; LM head 70, 56; K = 17408 9.0 by decode_s8's
-///     ring, 7.4
-///   M = 4, by decode_s8: QKV 4.9, 4.6; out 4.1, 4.0; gate 7.5, 6.9; K = 17408 9.5, 8.5; LM head
-///     71, 60
-/// What lost: M = 1 (gate 4.2, 4.6; K = 17408 4.3, 5.3; LM head 41.7, 43.1) and M = 5
-/// (QKV 5.0, 5.3; gate 7.6, 8.2; LM head 71, 72). Warps that all convert each block: LM head at M =
-/// 1 53.
+///   M = 2: gate 5.9, 5.3; K = 17408 8.7, 6.1; LM head 51, 45; but QKV 3.3, 3.6; out 2.8, 3.1
+///   M = 3: QKV 4.9, 4.1; out 3.8, 3.4; gate 7.8, 6.0; LM head 70, 48; K = 17408 9.5, 7.6
+///   M = 4: QKV 5.0, 4.7; out 4.1, 3.9; gate 7.5, 7.1; LM head 71, 64; K = 17408 9.6, 9.2; but
+///     binary_linear of QKV 5.7, 5.9; of out 5.1, 5.4
+/// where without it M = 4, and K = 17408 at M = 3, are decode_s8's.
+/// A step of 64 layers: M = 2 2048 -> 1870, M = 4 2671 -> 2447. What lost, us:
+///   M = 1: gate 4.2, with it 4.6; K = 17408 4.3, 5.3; LM head 41.7, 43.1; QKV 2.53, 2.42 but plain
+///     4.2, 4.5
+///   M = 5: QKV 5.0, 5.3; gate 7.6, 8.2; LM head 71, 72
+///   two CTAs a multiprocessor, or registers for two: gate, M = 2 7.2, 5.8; one 5.4
+///   all converters on each block, and two warps that add: LM head at M = 3 60 and 58
 constexpr bool takes_b1_ring(std::int64_t tokens, std::int64_t n, std::int64_t k,
                              std::int64_t group_size, int multiprocessors) {
   constexpr std::int64_t kLongestRow = 24 * kSliceK;  // x and some stages fit in shared memory
