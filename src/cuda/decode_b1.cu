@@ -33,7 +33,8 @@ std::uint32_t shared_bytes_for_residency(std::uint32_t needed, std::uint32_t gri
 // none late -> so: gate M = 1 4.34, 5.51 -> 4.08, 5.08, M = 2 6.28, 7.78 -> 5.87, 6.74, M = 3 8.35,
 // 9.73 -> 7.96, 8.87; LM head M = 1 42.2, 44.4 -> 41.8, 43.5; a step of 64 layers M = 1 1662 ->
 // 1578, M = 2 2115 -> 2036. What lost: late from one or three on, the step 1638 and 1592; all late,
-// LM head 45.2; up to four always, the step 1603.
+// LM head 45.2; up to four always, the step 1603; late ones when their scales are there, the step
+// 1594 -> 1563, but gate M = 1 binary_linear 5.21 -> 5.55, LM head 41.3 -> 42.0.
 kernels::DecodeB1Cut late_ctas(std::uint32_t grid, const DecodeShape& shape) {
   constexpr std::uint32_t kEarly = 2, kWave = 4;  // CTAs a multiprocessor
   const auto multiprocessors = static_cast<std::uint32_t>(shape.multiprocessors);

@@ -17,6 +17,10 @@
 ///   x by the copy engine, back to back: out 3.06, by multicast to clusters of 2 or 4 2.57 and
 ///     2.58, gate 5.5; by the threads' own loads 2.28, 4.57 (decode_s8 likewise: out, M = 8, 5.2 ->
 ///     6.5)
+///   prefetch.tensormap before all else: gate plain 5.7 -> 6.3, QKV 4.2 -> 4.1, the others the same
+///   what kernels read first in the first lines of GemmParams: 1 to 5% slower
+///   rows of 17 slices in two boxes, the second asked for when the first is there: a token of 64
+///     layers 1603, without it 1585; two tokens 2146 and 2048
 ///   all products of a decode step in one persistent kernel, weights fetched past the ends of
 ///     products, x quantized in every CTA again: a layer of 64 (5120, 17408) 35.7 with a counter
 ///     that all CTAs meet at, 43.5 with outputs that carry a tag and are polled; kernels 26.5. All
