@@ -257,7 +257,7 @@ __device__ __forceinline__ void multiply_slice(std::uint32_t bits, std::uint32_t
   const unsigned t = lane % 4;
   constexpr unsigned kUpper = 8 * Plan::kRowMantissaBytes;  // from row g to row g + 8
   std::int32_t acc[Plan::kTokens][2][2] = {};  // row g + 8i, plane 2t + j: Σ mantissa · count
-#pragma unroll(Plan::kTokens <= 3 ? 2 : 1)     // for registers
+#pragma unroll(Plan::kTokens <= 3 ? 2 : 1)     // with 4 tokens a register would spill
   for (unsigned half = 0; half < 2; ++half) {
     std::uint32_t a[2][4], b[Plan::kTokens][4];
 #pragma unroll

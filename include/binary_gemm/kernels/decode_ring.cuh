@@ -424,7 +424,7 @@ __device__ __forceinline__ void multiply_blocks(const GemmParams& params, const 
                                            (g * Plan::kScales + part * Plan::kDots) * 4);
       const std::uint32_t sums = keep(base + in.sums() + slice * Plan::kSumBytes + lane * 4);
       std::uint32_t ready = base + in.ready();
-      if (Plan::kTokens <= 8) ready = keep(ready);
+      if (Plan::kTokens <= 8) ready = keep(ready);  // with 16 something else would spill
       unsigned stage = set * cut.stage_bytes, parity = first / cut.phase & 1;
       int left = static_cast<int>(keep(min(cut.phase, own - first)) - set);
 #pragma unroll 1
