@@ -34,7 +34,8 @@ std::uint32_t shared_bytes_for_residency(std::uint32_t needed, std::uint32_t gri
 // 9.73 -> 7.96, 8.87; LM head M = 1 42.2, 44.4 -> 41.8, 43.5; a step of 64 layers M = 1 1662 ->
 // 1578, M = 2 2115 -> 2036. What lost: late from one or three on, the step 1638 and 1592; all late,
 // LM head 45.2; up to four always, the step 1603; late ones when their scales are there, the step
-// 1594 -> 1563, but gate M = 1 binary_linear 5.21 -> 5.55, LM head 41.3 -> 42.0.
+// 1594 -> 1563, but gate M = 1 binary_linear 5.21 -> 5.55, LM head 41.3 -> 42.0. (M = 3, and gate
+// at M = 2, go by a ring since.)
 kernels::DecodeB1Cut late_ctas(std::uint32_t grid, const DecodeShape& shape) {
   constexpr std::uint32_t kEarly = 2, kWave = 4;  // CTAs a multiprocessor
   const auto multiprocessors = static_cast<std::uint32_t>(shape.multiprocessors);

@@ -70,7 +70,7 @@ void expect_some_fetch_early(const DecodeLaunch& launch, const Gpu& gpu) {
   if (launch.grid <= cut.late_begin) EXPECT_EQ(cut.late_count, 0u);
   if (end > 4 * multiprocessors) {
     EXPECT_EQ(end, launch.grid);
-    EXPECT_LT(launch.grid, 10 * multiprocessors);
+    EXPECT_LT(launch.grid, 10 * multiprocessors) << "two waves of four, to the nearest";
   }
 }
 
@@ -165,6 +165,7 @@ void check_ring(const DecodeLaunch& launch, const Gpu& gpu, std::int64_t n, unsi
   EXPECT_LE(launch.grid, blocks);
   EXPECT_EQ(launch.warps, cut.warps * cut.sets + 2 * cut.helpers);
   EXPECT_GE(cut.helpers, 1u);
+  EXPECT_LE(cut.helpers, static_cast<std::uint32_t>(kernels::kMaxConverters));
   EXPECT_GE(cut.stages, 1u);
   EXPECT_LE(cut.stages, own);
   EXPECT_GE(cut.early, 1u);

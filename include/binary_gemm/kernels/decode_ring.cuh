@@ -10,7 +10,7 @@
 /// between lanes, and x is read once. A part's Σ mantissa · dot is an exact integer, so the parts
 /// of a slice are added up in any order, in shared memory. Blocks go through a ring of stages:
 ///   1. a thread fetches bits and scales by the copy engine;
-///   2. some warps turn scales into mantissas;
+///   2. one of some warps turns the scales into mantissas; of long rows all do, a part each;
 ///   3. the warps that multiply add their sums to the stage's;
 ///   4. when all have, another warp adds the slices in order, writes the outputs, and fetches the
 ///      next block to the stage.
@@ -80,9 +80,9 @@ struct DecodeRing {
   static constexpr int kRows = 16;            ///< of a block
   static constexpr int kValues = 4 * kTiles;  ///< of a block, a lane
 
-  // Warps: those that multiply; those that convert the scales of each block; and those that add its
-  // slices, stage i's by i % helpers. A CTA has a multiprocessor, or half of it: then CTAs of the
-  // next kernel start when the first of this one end.
+  // Warps: those that multiply; those that convert scales, and those that add slices, stage i's by
+  // i % helpers of each. A CTA has a multiprocessor, or half of it: then CTAs of the next kernel
+  // start when the first of this one end.
   static constexpr int kMaxWarps = 20;
   static constexpr int kMaxHelpers = kMaxConverters;  ///< of each
   static constexpr int kMaxThreads = (kMaxWarps + 2 * kMaxHelpers) * kWarpSize;
@@ -490,13 +490,8 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   const unsigned helper_threads = 2 * cut.helpers * kWarpSize;
   if (helper == 0) {
     if (lane == 0) {
-#pragma unroll 1
-      for (unsigned stage = 0; stage < cut.ring_bytes; stage += cut.stage_bytes) {
-        ptx::mbarrier_init(base + stage + in.full(), 2);
-        ptx::mbarrier_init(base + stage + in.ready(), in.converters(cut.helpers));
-        ptx::mbarrier_init(base + stage + in.done(), cut.warps);
-      }
-      ptx::fence_mbarrier_init();
+      init_ring_barriers(in, base, cut.stage_bytes, cut.ring_bytes, in.converters(cut.helpers),
+                         cut.warps);
     }
     __syncwarp();
     ptx::named_barrier_arrive(Plan::kHelpersBegin, helper_threads);

@@ -16,8 +16,9 @@ namespace kernels {
 /// Rows of a slice whose scales a lane converts at once, since the chain of 60 instructions is
 /// long: as many as 5 slices give it.
 inline constexpr int kConvertedAtOnce = 3;
-/// Warps that may share a block's scales.
+/// Warps that may share a block's scales. What they saw is read as one word, a byte each.
 inline constexpr int kMaxConverters = 4;
+static_assert(kMaxConverters == sizeof(int), "");
 
 /// Where things are in a stage, in bytes, for host and device.
 template <class Plan>
@@ -38,7 +39,7 @@ struct DecodeRingStage {
   __host__ __device__ constexpr unsigned wide() const {
     return scales() + slices * Plan::kScaleBytes;
   }
-  // Barriers: by the copy engine, by the warp that converts, by those that multiply.
+  // Barriers, of 8 bytes: by the copy engine, by those who convert, by those who multiply.
   __host__ __device__ constexpr unsigned full() const { return wide() + 8; }
   __host__ __device__ constexpr unsigned ready() const { return full() + 8; }
   __host__ __device__ constexpr unsigned done() const { return ready() + 8; }
@@ -132,6 +133,22 @@ struct RingFill {
   unsigned stages;  ///< no more than blocks
 };
 
+/// By one thread: the barriers of all stages, for `converters` warps of a block and `multipliers`
+/// that arrive.
+template <class Plan>
+__device__ __forceinline__ void init_ring_barriers(const DecodeRingStage<Plan>& in,
+                                                   std::uint32_t base, unsigned stage_bytes,
+                                                   unsigned ring_bytes, unsigned converters,
+                                                   unsigned multipliers) {
+#pragma unroll 1
+  for (unsigned stage = 0; stage < ring_bytes; stage += stage_bytes) {
+    ptx::mbarrier_init(base + stage + in.full(), 2);
+    ptx::mbarrier_init(base + stage + in.ready(), converters);
+    ptx::mbarrier_init(base + stage + in.done(), multipliers);
+  }
+  ptx::fence_mbarrier_init();
+}
+
 /// A warp that converts: the scales of the blocks in its stages; of long rows, a part of all. It
 /// fills stages the first time, too; adders do after that. `fetch`: starts to fetch a block to a
 /// stage.
@@ -151,9 +168,10 @@ __device__ __forceinline__ void convert_blocks(const DecodeRingStage<Plan>& in, 
     const bool wide = convert_scales<Plan>(
         shared + stage + in.scales(), shared + stage + in.mantissas(),
         reinterpret_cast<float*>(shared + stage + in.units()), in.slices, part, parts);
-    // Four bytes for up to four warps.
+    // The last part has the bytes of parts that there are not.
     char* flags = shared + stage + in.wide();
-    if (threadIdx.x >= part && threadIdx.x < 4 && (threadIdx.x == part || part + 1 == parts)) {
+    if (threadIdx.x >= part && threadIdx.x < kMaxConverters &&
+        (threadIdx.x == part || part + 1 == parts)) {
       flags[threadIdx.x] = wide;
     }
     __syncwarp();

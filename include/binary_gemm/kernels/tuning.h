@@ -310,17 +310,15 @@ struct Allowed {
 constexpr KernelConfig choose(int compiled_architecture, std::int64_t m, std::int64_t n,
                               std::int64_t k, std::int64_t group_size, const Allowed& allowed,
                               int multiprocessors) {
+  // decode_s8 by a ring, for long rows.
+  const bool s8_ring = allowed.engine && m <= kRingTokens && k > kRingLongRow &&
+                       takes_ring(kRingTokens, n, k, group_size, multiprocessors);
   if (has_b1(compiled_architecture)) {
-    const bool ring = allowed.engine && takes_b1_ring(m, n, k, group_size, multiprocessors);
-    const bool s8_ring = allowed.engine && k > kRingLongRow && m > 2 &&
-                         takes_ring(kRingTokens, n, k, group_size, multiprocessors);
-    if (ring || (m <= max_b1_tokens(group_size) && !s8_ring)) {
-      return configure(Family::kDecodeB1, m, group_size);
-    }
+    const bool b1_ring = allowed.engine && takes_b1_ring(m, n, k, group_size, multiprocessors);
+    const bool b1 = m <= max_b1_tokens(group_size) && !(s8_ring && m > 2);
+    if (b1_ring || b1) return configure(Family::kDecodeB1, m, group_size);
   }
-  const bool long_ring = allowed.engine && k > kRingLongRow && m <= kRingTokens &&
-                         takes_ring(kRingTokens, n, k, group_size, multiprocessors);
-  if (allowed.ordered && allowed.wgmma && m >= wgmma_min_tokens(k) && !long_ring) {
+  if (allowed.ordered && allowed.wgmma && m >= wgmma_min_tokens(k) && !s8_ring) {
     return choose_wgmma(m, n, k, allowed.may_cut, multiprocessors);
   }
   if (allowed.ordered && !allowed.wgmma && m >= kMmaMinTokens) return configure_mma();
