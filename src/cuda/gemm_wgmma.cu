@@ -46,8 +46,8 @@ WgmmaLaunch plan(const WgmmaShape& shape) {
     launch.kernel = reinterpret_cast<const void*>(
         &kernels::gemm_wgmma<kTable.row_groups, kTable.turns, kTokens, kGroup, kMayBeCut>);
   }
-  const std::int64_t tiles =
-      (shape.n + Plan::kRows - 1) / Plan::kRows * ((shape.m + Plan::kTokens - 1) / Plan::kTokens);
+  const std::int64_t row_tiles = (shape.n + Plan::kRows - 1) / Plan::kRows;
+  const std::int64_t tiles = row_tiles * ((shape.m + Plan::kTokens - 1) / Plan::kTokens);
   const std::int64_t at_once = std::min<std::int64_t>(
       (tiles + shape.multiprocessors - 1) / shape.multiprocessors, Plan::kResident);
   launch.grid =
@@ -59,6 +59,9 @@ WgmmaLaunch plan(const WgmmaShape& shape) {
   launch.blocks = Plan::kStageBlocks;
   const std::int64_t whole =
       shape.config.cuts ? kernels::whole_tiles(tiles, shape.multiprocessors) : tiles;
+  launch.shares.row_tiles = static_cast<std::uint32_t>(row_tiles);
+  launch.shares.grid_rows = static_cast<std::uint32_t>(launch.grid % row_tiles);
+  launch.shares.grid_tokens = static_cast<std::uint32_t>(launch.grid / row_tiles);
   launch.shares.whole = static_cast<std::uint32_t>(whole);
   if (whole < tiles) {
     const std::int64_t units = (tiles - whole) * ((shape.k + kSliceK - 1) / kSliceK);

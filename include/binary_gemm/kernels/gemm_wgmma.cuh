@@ -48,8 +48,8 @@ namespace kernels {
 #if __CUDA_ARCH_FEAT_SM90_ALL
 /// Puts a warpgroup's C fragment in shared memory as [token][row].
 template <class Plan, int kValues>
-__device__ inline void store_fragment(char* to, const float (&value)[kValues]) {
-  const unsigned lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+__device__ inline void store_fragment(char* to, const float (&value)[kValues], unsigned lane,
+                                      unsigned warp) {
   float* out = reinterpret_cast<float*>(to) + warp * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
@@ -59,11 +59,10 @@ __device__ inline void store_fragment(char* to, const float (&value)[kValues]) {
 }
 
 /// A warpgroup starts to fetch what stage_outputs wants for 64 rows: [token] scales of x, then
-/// [row] biases.
+/// [row] biases. `thread`: of the warpgroup.
 template <class Plan>
 __device__ inline void fetch_epilogue(const GemmParams& params, std::uint32_t to, unsigned n0,
-                                      unsigned m0) {
-  const unsigned thread = threadIdx.x % 128;
+                                      unsigned m0, unsigned thread) {
 #pragma unroll
   for (unsigned token = thread; token < Plan::kTokens; token += 128) {
     ptx::cp_async_4(to + token * 4, params.x_scales + min(m0 + token, params.m - 1));
@@ -80,8 +79,8 @@ __device__ inline void fetch_epilogue(const GemmParams& params, std::uint32_t to
 /// `operands`: what fetch_epilogue fetches.
 template <class Plan, int kValues>
 __device__ inline void stage_outputs(const GemmParams& params, char* staged, const float* operands,
-                                     const float (&value)[kValues]) {
-  const unsigned lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
+                                     const float (&value)[kValues], unsigned lane, unsigned warp,
+                                     unsigned warpgroup) {
   const unsigned g = lane / 4, t = lane % 4;
   // Lane i gives where column (token) i % 8 of matrix i / 8 goes: rows, rows + 8, of two blocks of
   // 8 tokens.
@@ -89,7 +88,7 @@ __device__ inline void stage_outputs(const GemmParams& params, char* staged, con
   const std::uint32_t address =
       ptx::shared_address(staged) + (lane / 16 * 8 + lane % 8) * Plan::kStagedStride + column * 16;
   ptx::cp_async_wait<0>();
-  ptx::named_barrier_sync(1 + threadIdx.x / 128, 128);  // and all have read their totals
+  ptx::named_barrier_sync(1 + warpgroup, 128);  // and all have read their totals
   // Without a bias, a fused add of -0 is the rounded product.
   const float* biases = operands + Plan::kTokens + warp * 16 + g;
   const bool has_bias = params.bias != nullptr;
@@ -191,6 +190,29 @@ struct GemmWgmmaMultiplier {
     expand_lane_word<kGroup>(next_words[1], to[1]);
   }
 
+  /// Where a slice's blocks are in the ring of x: it goes round several times, or has more than
+  /// one.
+  struct XRing {
+    int first;
+    unsigned first_parity;
+    __device__ __forceinline__ int stage(int block) const {
+      const int stage = block / Plan::kStageBlocks;
+      return Plan::kRounds > 1 ? stage % Plan::kXStages : first + stage;
+    }
+    __device__ __forceinline__ unsigned parity(int block) const {
+      return first_parity ^ (block / Plan::kStageBlocks / Plan::kXStages & 1);
+    }
+  };
+  __device__ __forceinline__ XRing x_ring() const { return {x_first, x_parity}; }
+  /// To the next slice's.
+  __device__ __forceinline__ void advance_x() {
+    if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
+    if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
+      x_first = 0, x_parity ^= 1;
+    }
+    x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
+  }
+
   /// Of a block in a stage.
   __device__ __forceinline__ std::uint64_t x_descriptor(int stage, int block) const {
     return ptx::descriptor_at(
@@ -264,75 +286,65 @@ struct GemmWgmmaMultiplier {
   /// branch for each block would cost the allocation of registers dearly.
   template <bool kWide>
   __device__ __forceinline__ void multiply(bool more) {
-    constexpr int kRoundBlocks = Plan::kRoundStages * Plan::kStageBlocks;
-    static_assert(kRoundBlocks % kDotBlocks == 0, "a round ends with a dot");
     bool wide_row[2] = {};
     if constexpr (kWide) wide_row[0] = units[row0] == 0, wide_row[1] = units[row0 + 8] == 0;
-    // Without a loop over rounds, the first dot sets the sum.
-    constexpr bool kOneRound = Plan::kRounds == 1 && !kWide;
-    if constexpr (!kOneRound) {
+    // With four dots a block ptxas spills where all are unrolled.
+    constexpr int kUnrolled = kWide ? 1 : kDots > 2 ? Plan::kBlocks / 2 : Plan::kBlocks;
+    constexpr bool kFirstDotSets = kUnrolled == Plan::kBlocks;
+    if constexpr (!kFirstDotSets) {
 #pragma unroll
       for (int v = 0; v < kValues; ++v) sum[v] = 0;
     }
     std::int32_t(&dot)[kValues] = dots[0];
-#pragma unroll 1
-    for (unsigned first = 0; first < Plan::kBlocks; first += kRoundBlocks) {
-#pragma unroll(kWide ? 1 : kRoundBlocks)
-      for (int block = 0; block < kRoundBlocks; ++block) {
-        const int stage = x_first + block / Plan::kStageBlocks;
-        const bool ends = block + 1 == kRoundBlocks && first + kRoundBlocks == Plan::kBlocks;
+    const XRing ring = x_ring();
+#pragma unroll(kUnrolled)
+    for (int block = 0; block < Plan::kBlocks; ++block) {
+      const bool ends = block + 1 == Plan::kBlocks;
 #pragma unroll
-        for (int part = 0; part < kDots; ++part) {
-          const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
-          const int index = block / kDotBlocks * kDots + part;
-          std::int32_t m[2] = {first_mantissas[0], first_mantissas[1]};
-          if (first + block + part > 0) {
-            if ((kWide || !Plan::kWaitsAhead) && part == 0 && block % Plan::kStageBlocks == 0) {
-              wait_for_x(stage, x_parity);
-            }
-            start(dot, signs[0], x_descriptor(stage, block), part, block % kDotBlocks > 0);
-            // While it multiplies: what comes next from shared memory.
-            if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
-            if (part == kDots - 1) {
-              if (!ends) {
-                load_words(first + block + 1);
-              } else if (more) {
-                load_next_slice_words();
-              }
-              if constexpr (Plan::kWaitsAhead && !kWide) {
-                // For the next block's x. After a slice's last block start_slice waits: here that
-                // block waits for its own, which is there, as a branch would be C7514.
-                if (block + 1 < kRoundBlocks) {
-                  wait_for_x(stage + 1, x_parity);
-                } else if (Plan::kRounds > 1) {
-                  wait_for_x(ends ? stage : 0, x_parity ^ (ends ? 0 : 1));
-                }
-              }
-            }
-            ptx::wgmma_wait<0>(dot);
+      for (int part = 0; part < kDots; ++part) {
+        const bool whole = (block + 1) % kDotBlocks == 0;  // or the dot goes on
+        const int index = block / kDotBlocks * kDots + part;
+        std::int32_t m[2] = {first_mantissas[0], first_mantissas[1]};
+        if (block + part > 0) {
+          if ((kWide || !Plan::kWaitsAhead) && part == 0 && block % Plan::kStageBlocks == 0) {
+            wait_for_x(ring.stage(block), ring.parity(block));
           }
+          start(dot, signs[0], x_descriptor(ring.stage(block), block), part,
+                block % kDotBlocks > 0);
+          // While it multiplies: what comes next from shared memory.
+          if (whole) m[0] = mantissas[index], m[1] = mantissas[index + 8 * Plan::kScales];
           if (part == kDots - 1) {
-            give_up_x(stage, block);
-            expand(signs[0]);
-          }
-          if (!whole) continue;
-          if constexpr (kWide) {
-            add_with_wide<0>(sum, dot, m[0], wide_row[0]);
-            add_with_wide<1>(sum, dot, m[1], wide_row[1]);
-          } else {
-#pragma unroll
-            for (int v = 0; v < kValues; ++v) {
-              sum[v] = m[v % 4 / 2] * dot[v] + (kOneRound && index == 0 ? 0 : sum[v]);
+            if (!ends) {
+              load_words(block + 1);
+            } else if (more) {
+              load_next_slice_words();
             }
+            // For the next block's x. After a slice's last block start_slice waits: where that is
+            // not known when compiled it waits for its own, as a branch would be C7514.
+            if (Plan::kWaitsAhead && !kWide && (!ends || kUnrolled < Plan::kBlocks)) {
+              const int next = ends ? block : block + 1;
+              wait_for_x(ring.stage(next), ring.parity(next));
+            }
+          }
+          ptx::wgmma_wait<0>(dot);
+        }
+        if (part == kDots - 1) {
+          give_up_x(ring.stage(block), block);
+          expand(signs[0]);
+        }
+        if (!whole) continue;
+        if constexpr (kWide) {
+          add_with_wide<0>(sum, dot, m[0], wide_row[0]);
+          add_with_wide<1>(sum, dot, m[1], wide_row[1]);
+        } else {
+#pragma unroll
+          for (int v = 0; v < kValues; ++v) {
+            sum[v] = m[v % 4 / 2] * dot[v] + (kFirstDotSets && index == 0 ? 0 : sum[v]);
           }
         }
       }
-      if constexpr (Plan::kXStages > Plan::kRoundStages) x_first += Plan::kRoundStages;
-      if (x_first == Plan::kXStages || Plan::kXStages == Plan::kRoundStages) {
-        x_first = 0, x_parity ^= 1;
-      }
-      mantissas += kRoundBlocks * kDots / kDotBlocks;
     }
+    advance_x();
     if constexpr (kWide) {  // floats, all of them
 #pragma unroll
       for (int v = 0; v < kValues; ++v) {
@@ -345,12 +357,7 @@ struct GemmWgmmaMultiplier {
   /// and the next one multiplies while one is added up. The last dot is left to add_last_dot.
   __device__ __forceinline__ void multiply_overlapped(bool more) {
     constexpr int kPieces = Plan::kBlocks * kDots;
-    const int slice_first = x_first;
-    const unsigned slice_parity = x_parity;
-    const auto stage_of = [&](int block) {
-      const int stage = block / Plan::kStageBlocks;
-      return Plan::kRounds > 1 ? stage % Plan::kXStages : slice_first + stage;
-    };
+    const XRing ring = x_ring();
     // Starts a piece in the dot that is free; after the last one, all but that.
     const auto start_piece = [&](int piece) {
       const int block = piece / kDots, part = piece % kDots;
@@ -363,20 +370,14 @@ struct GemmWgmmaMultiplier {
         }
       }
       if (piece == kPieces) {
-        if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
-        if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
-          x_first = 0, x_parity ^= 1;
-        }
-        x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
+        advance_x();
         return;
       }
-      const int stage = stage_of(block);
       if (part == 0 && block % Plan::kStageBlocks == 0) {
-        const int round = block / Plan::kStageBlocks / Plan::kXStages;
-        wait_for_x(stage, slice_parity ^ (Plan::kRounds > 1 ? round & 1 : 0));
+        wait_for_x(ring.stage(block), ring.parity(block));
       }
-      start(dots[piece / kDotBlocks % 2], signs[block % 2], x_descriptor(stage, block), part,
-            block % kDotBlocks > 0);
+      start(dots[piece / kDotBlocks % 2], signs[block % 2], x_descriptor(ring.stage(block), block),
+            part, block % kDotBlocks > 0);
     };
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -397,7 +398,7 @@ struct GemmWgmmaMultiplier {
       } else if (piece > 0) {
         ptx::wgmma_wait<1>();
       }
-      if ((piece + 1) % kDots == 0) give_up_x(stage_of(block), block);
+      if ((piece + 1) % kDots == 0) give_up_x(ring.stage(block), block);
       if (piece + 1 == kPieces) {
         last_mantissas[0] = m[0], last_mantissas[1] = m[1];
       } else if (whole) {
@@ -444,7 +445,7 @@ struct GemmWgmmaMultiplier {
     // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
     // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
     const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
-    float4* own = reinterpret_cast<float4*>(totals()) + threadIdx.x % 128;
+    float4* own = reinterpret_cast<float4*>(totals()) + warp * kWarpSize + lane;
     const auto load = [&](int i) {
       const float4 four = own[i / 4 * 128];
       total[i] = four.x, total[i + 1] = four.y, total[i + 2] = four.z, total[i + 3] = four.w;
@@ -484,10 +485,10 @@ struct GemmWgmmaMultiplier {
   __device__ __forceinline__ void finish_tile(unsigned n0, unsigned m0, bool packed,
                                               bool last_piece) {
     if (packed) {
-      stage_outputs<Plan>(params, totals(), epilogue_operands(), total);
+      stage_outputs<Plan>(params, totals(), epilogue_operands(), total, lane, warp, warpgroup);
     } else {
       ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
-      store_fragment<Plan>(totals(), total);
+      store_fragment<Plan>(totals(), total, lane, warp);
     }
     if (last_piece) {
       // No main loop is left to hide the stores under: the warpgroup writes its own rows.
@@ -507,7 +508,7 @@ struct GemmWgmmaMultiplier {
   }
 
   /// All of the CTA's pieces.
-  __device__ __forceinline__ void run(GemmWgmmaPieces<Plan::kCuts> pieces, unsigned row_tiles) {
+  __device__ __forceinline__ void run(GemmWgmmaPieces<Plan::kCuts> pieces) {
     const bool packed = stores_vectors(params);
     const bool any = pieces && pieces.begin + turn < pieces.end;
     if (any) {
@@ -544,8 +545,9 @@ struct GemmWgmmaMultiplier {
         add_slice(slice, kTurns > 1 ? slice == 0 : begins, ends, begins && pieces.resumes(),
                   ends && pieces.hands_over(), packed, [&] {
                     fetch_epilogue<Plan>(params, ptx::shared_address(epilogue_operands()),
-                                         pieces.tile % row_tiles * Plan::kRows + part * 64,
-                                         pieces.tile / row_tiles * Plan::kTokens);
+                                         pieces.row_tile * Plan::kRows + part * 64,
+                                         pieces.token_tile * Plan::kTokens,
+                                         warp * kWarpSize + lane);
                   });
         begins = false;
         if (ends) {
@@ -553,8 +555,8 @@ struct GemmWgmmaMultiplier {
             ptx::fence_proxy_async();
             give_totals();
           } else {
-            finish_tile(pieces.tile % row_tiles * Plan::kRows + part * 64,
-                        pieces.tile / row_tiles * Plan::kTokens, packed, last_piece);
+            finish_tile(pieces.row_tile * Plan::kRows + part * 64,
+                        pieces.token_tile * Plan::kTokens, packed, last_piece);
           }
         }
         if constexpr (!Plan::kStartsAhead) start_slice(more);
@@ -590,16 +592,17 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup,
   extern __shared__ __align__(1024) char shared[];
   const std::uint32_t base = ptx::shared_address(shared);
   const unsigned thread = threadIdx.x;
-  const unsigned lane = thread % kWarpSize;
+  // By a shuffle, so that it stays in a register: what depends on the thread's index alone ptxas
+  // reads again wherever registers are short, 3% slower at large M.
+  const unsigned lane = __shfl_sync(0xffffffffu, thread % kWarpSize, thread % kWarpSize);
   const unsigned warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);
   const unsigned warp = __shfl_sync(0xffffffffu, thread / kWarpSize % 4, 0);  // of the warpgroup
 
   const std::uint32_t barriers = base + Plan::kBarrierOffset;
   auto& cut = *reinterpret_cast<GemmWgmmaCut*>(shared + Plan::kCutOffset);
 
-  const unsigned row_tiles = (params.n + Plan::kRows - 1) / Plan::kRows;
   if (warpgroup == Plan::kConsumers && warp == 0) {
-    begin_copies<Plan>(params, shares, x_map, bits_map, cut, base, barriers, row_tiles);
+    begin_copies<Plan>(params, shares, x_map, bits_map, cut, base, barriers);
   } else {
     ptx::named_barrier_sync(0, Plan::kThreads);  // __syncthreads, where that warp does not wait
   }
@@ -611,19 +614,17 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup,
     ptx::register_decrease<Plan::kProducerRegisters>();
     if (warp == 0) {
       if (lane != 0) return;
-      copy_operands<Plan>(pieces, x_map, bits_map, base, barriers, row_tiles);
+      copy_operands<Plan>(pieces, x_map, bits_map, base, barriers);
     } else if (warp <= Plan::kConverters) {
-      convert_scales<Plan>(params, pieces, shared, barriers, row_tiles, warp - 1);
+      convert_scales<Plan>(params, pieces, shared, barriers, warp - 1);
     } else {
       ptx::wait_for_dependencies();
-      store_tiles<Plan>(params, shares, pieces, shared, barriers, row_tiles,
-                        warp - 1 - Plan::kConverters);
+      store_tiles<Plan>(params, shares, pieces, shared, barriers, warp - 1 - Plan::kConverters);
     }
     return;
   }
   ptx::register_increase<Plan::kConsumerRegisters>();
-  GemmWgmmaMultiplier<Plan>(params, shared, base, barriers, lane, warp, warpgroup)
-      .run(pieces, row_tiles);
+  GemmWgmmaMultiplier<Plan>(params, shared, base, barriers, lane, warp, warpgroup).run(pieces);
 #endif
 }
 

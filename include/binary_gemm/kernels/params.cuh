@@ -42,10 +42,16 @@ struct GemmParams {
   DataType input_type;  ///< bf16 or fp16
 };
 
-/// How the CTAs of gemm_wgmma share its tiles. Of all tiles a part is taken whole, tile i by CTA i
-/// % grid. The others are cut: CTA i takes `units` slices of them, one more if i < `rest`, after
-/// those of the CTAs before it.
+/// How the CTAs of gemm_wgmma share its tiles, of which tile i is the i % row_tiles-th along N, the
+/// i / row_tiles-th along M. Of all tiles a part is taken whole, tile i by CTA i % grid. The others
+/// are cut: CTA i takes `units` slices of them, one more if i < `rest`, after those of the CTAs
+/// before it.
 struct TileShares {
+  std::uint32_t row_tiles;
+  /// How far a whole tile and the next one of a CTA are apart along N and M: grid % row_tiles, grid
+  /// / row_tiles.
+  std::uint32_t grid_rows;
+  std::uint32_t grid_tokens;
   std::uint32_t whole;
   std::uint32_t units;
   std::uint32_t rest;

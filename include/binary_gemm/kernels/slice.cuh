@@ -144,18 +144,33 @@ __device__ inline void fetch_row_scales(char* target, const __half* source, unsi
   }
 }
 
+/// A row's scales of one slice from shared memory, 8-byte aligned, a pair a word.
+template <int kPairs>
+__device__ inline void load_row_scales(const char* row, std::uint32_t (&pairs)[kPairs]) {
+#pragma unroll
+  for (int i = 0; i < kPairs; i += 2) {
+    const uint2 two = *reinterpret_cast<const uint2*>(row + i * 4);
+    pairs[i] = two.x, pairs[i + 1] = two.y;
+  }
+}
+/// Puts a row's mantissas where its scales were.
+template <int kPairs>
+__device__ inline void store_row_mantissas(char* row, const std::uint32_t (&pairs)[kPairs]) {
+#pragma unroll
+  for (int i = 0; i < kPairs; i += 2) {
+    *reinterpret_cast<uint2*>(row + i * 4) = make_uint2(pairs[i], pairs[i + 1]);
+  }
+}
+
 /// Turns a row's scales of one slice into mantissas, in place, and returns their unit. A wide row
 /// keeps its scales; its unit is 0, which no narrow row's is.
 template <int kScales>
 __device__ inline float convert_row_scales(char* row) {
-  std::uint32_t* own = reinterpret_cast<std::uint32_t*>(row);
   std::uint32_t pairs[kScales / 2];
-#pragma unroll
-  for (int i = 0; i < kScales / 2; ++i) pairs[i] = own[i];
+  load_row_scales(row, pairs);
   const SliceUnit unit = scales_to_mantissas(pairs);
   if (!unit.narrow) return 0;
-#pragma unroll
-  for (int i = 0; i < kScales / 2; ++i) own[i] = pairs[i];
+  store_row_mantissas(row, pairs);
   return unit.unit;
 }
 

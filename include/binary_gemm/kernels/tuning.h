@@ -17,6 +17,9 @@
 ///   x by the copy engine, back to back: out 3.06, by multicast to clusters of 2 or 4 2.57 and
 ///     2.58, gate 5.5; by the threads' own loads 2.28, 4.57 (decode_s8 likewise: out, M = 8, 5.2 ->
 ///     6.5)
+///   two or four CTAs of decode_s8, or of its ring, that share the loads of x by way of distributed
+///     shared memory: QKV at M = 8, back to back, 6.35 and 11.5, each for itself 5.24; gate 9.0 and
+///     14.4, 7.8; M = 16: 11.0 and 21.9, 9.7
 ///   prefetch.tensormap before all else: gate plain 5.7 -> 6.3, QKV 4.2 -> 4.1, the others the same
 ///   what kernels read first in the first lines of GemmParams: 1 to 5% slower
 ///   rows of 17 slices in two boxes, the second asked for when the first is there: a token of 64
@@ -65,8 +68,16 @@
 ///     for a warpgroup that only adds and writes: K = 17408 at M = 32 22.0 by four, slices by turns
 ///     17.1; at M = 64 27.4 by two, 24.5. The warps issue as well as before, about half the cycles;
 ///     but a slice costs a warpgroup some 400 clocks of waiting, and now each has all slices
-///   the second of two warpgroups begins 600 or 1200 clocks after the first, so that they finish
-///     slices at different times: within 1%
+///   the second of two warpgroups begins 600 to 3000 clocks after the first, so that they finish
+///     slices at different times: within 1%; they do after one slice what they do without
+///   x in its own order, each lane expanding the nibbles that go with it, to save the kernel that
+///     permutes x. In a loop of products and sums alone a block of 128 x 128 takes 750 clocks so,
+///     in the order of expand_signs 614; three times 64 x 32 470 and 315
+///   {3, 1, 96}: a block 515 to 540 ns. Its totals are in shared memory, 147 KB a slice in and out
+///   {1, 5, 32}, a turn for each slice of K = 5120: at M = 32 out 8.10, by three turns 7.83; QKV
+///     8.73, by three 8.22
+///   the first scales of x fetched with the first x: M = 17 and 32 1% faster, 48 and 64 1% slower
+///   the next slice's scales waited for before a slice is added, all unrolled: within 1%
 
 #include <cstdint>
 #include <initializer_list>
