@@ -142,6 +142,11 @@ TEST(Plan, BatchLaunchesAreLegal) {
                               g, gpu.shared_limit, gpu.shared_memory, gpu.multiprocessors});
               EXPECT_TRUE(is_prepared(wgmma.kernel));
               EXPECT_GT(wgmma.grid, 0u);
+              // A CTA's next whole tile is found by steps, without a division.
+              const kernels::TileShares& shares = wgmma.shares;
+              EXPECT_EQ(shares.row_tiles, (n + wgmma.rows - 1) / wgmma.rows);
+              EXPECT_EQ(shares.grid_tokens * shares.row_tiles + shares.grid_rows, wgmma.grid);
+              EXPECT_LT(shares.grid_rows, shares.row_tiles);
               EXPECT_LE(wgmma.threads, kMaxThreads);
               EXPECT_LE(wgmma.shared_bytes, static_cast<std::uint32_t>(gpu.shared_limit));
             }
@@ -235,9 +240,10 @@ void check_b1_ring(const DecodeLaunch& launch, std::int64_t n, unsigned slices) 
   const auto blocks = static_cast<std::uint32_t>((n + Plan::kRows - 1) / Plan::kRows);
   EXPECT_EQ(cut.blocks, blocks);
   EXPECT_LE(launch.grid, blocks);
+  EXPECT_EQ(cut.own, (blocks + launch.grid - 1) / launch.grid);
   EXPECT_EQ(launch.warps, static_cast<std::uint32_t>(Plan::kWarps));
   EXPECT_GE(cut.stages, 1u);
-  EXPECT_LE(cut.stages, (blocks + launch.grid - 1) / launch.grid);
+  EXPECT_LE(cut.stages, cut.own);
   EXPECT_GE(cut.early, 1u);
   EXPECT_EQ(cut.stage_bytes % 1024, 0u);
   EXPECT_EQ(cut.ring_bytes, cut.stages * cut.stage_bytes);

@@ -37,7 +37,8 @@ namespace kernels {
 struct DecodeB1RingCut {
   std::uint32_t stages;  ///< 0: the shape does not fit
   std::uint32_t early;   ///< stages that are fetched at once
-  std::uint32_t blocks;  ///< of 16 rows, in N
+  std::uint32_t blocks;  ///< of 16 rows, in N,
+  std::uint32_t own;     ///< and the most that a CTA has
   std::uint32_t stage_bytes;
   std::uint32_t ring_bytes;  ///< of all stages; x comes after them
 };
@@ -120,6 +121,7 @@ struct DecodeB1Ring {
     cut.stages = static_cast<std::uint32_t>(stages);
     cut.early = (kEarlyBytes + cut.stage_bytes - 1) / cut.stage_bytes;
     cut.blocks = static_cast<std::uint32_t>(blocks);
+    cut.own = static_cast<std::uint32_t>(own);
     cut.ring_bytes = cut.stages * cut.stage_bytes;
     return cut;
   }
@@ -380,7 +382,8 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
   extern __shared__ __align__(1024) char shared[];
   const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.y, 0);
   const unsigned slices = params.slices;
-  const unsigned own = (cut.blocks - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  // cut.own blocks, or one less. Without a division, which all else would wait for: 1% at M = 3.
+  const unsigned own = cut.own - (blockIdx.x + (cut.own - 1) * gridDim.x < cut.blocks ? 0 : 1);
   const std::uint32_t base = ptx::shared_address(shared);
   const DecodeRingStage<Plan> in{slices};
   const RingFill fill{cut.early, min(cut.stages, own)};  // not all CTAs have as many blocks

@@ -20,6 +20,10 @@
 ///   two or four CTAs of decode_s8, or of its ring, that share the loads of x by way of distributed
 ///     shared memory: QKV at M = 8, back to back, 6.35 and 11.5, each for itself 5.24; gate 9.0 and
 ///     14.4, 7.8; M = 16: 11.0 and 21.9, 9.7
+///   decode_s8's scales of x loaded with x, not when sums are there: out at M = 8, back to back,
+///     4.61, without it 4.27
+///   decode_ring without divisions at its start: plain M = 16 3% faster, back to back within 2%
+///     either way; LM head 2% slower
 ///   prefetch.tensormap before all else: gate plain 5.7 -> 6.3, QKV 4.2 -> 4.1, the others the same
 ///   what kernels read first in the first lines of GemmParams: 1 to 5% slower
 ///   rows of 17 slices in two boxes, the second asked for when the first is there: a token of 64
