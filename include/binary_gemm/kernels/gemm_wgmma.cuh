@@ -133,7 +133,7 @@ struct GemmWgmmaMultiplier {
   GemmWgmmaRings<Plan> rings;
   GemmWgmmaTotals<Plan> total_ring;
   unsigned x_parity = 0;
-  int x_first = 0;  ///< stage of x of the next round
+  int x_first = 0;  ///< stage of x of the next slice
 
   // What it multiplies.
   std::uint32_t next_words[2];       ///< of the next block, for rows row0 and row0 + 8

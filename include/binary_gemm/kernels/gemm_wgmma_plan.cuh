@@ -101,7 +101,6 @@ struct GemmWgmma {
                                                                     : 2;
   static constexpr int kRounds =
       kXStages < kSliceStages ? kSliceStages / kXStages : 1;  ///< a slice
-  static constexpr int kRoundStages = kSliceStages / kRounds;
   static_assert(kXStagesFitting >= kXStages, "too little shared memory");
 
   // Offsets: what the swizzle wants aligned to 1024 bytes comes first. Rings are [turn][stage].
