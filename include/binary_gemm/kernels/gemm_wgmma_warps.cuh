@@ -126,7 +126,7 @@ template <class Plan>
 __device__ inline void convert_scales(const GemmParams& params, GemmWgmmaPieces<Plan::kCuts> pieces,
                                       char* shared, std::uint32_t barriers, unsigned warp) {
   constexpr int kRowBytes = Plan::kScales * 2;
-  /// Rows of a lane: M = 48 and 64 are up to 4% faster so than by one, others by less.
+  /// Rows of a lane: M = 48 and 64 are up to 3% faster so than by one, others by less.
   constexpr int kAtOnce = Plan::kScales <= 8 ? 2 : 1;
   const unsigned lane = threadIdx.x % kWarpSize;
   const bool aligned = scales_are_aligned<kRowBytes>(params.scales, params.scales_stride);
