@@ -55,8 +55,9 @@ struct DecodeB1Ring {
 
   // Warps, by what they do: as many as 96 registers each leave room for. A stage has always the
   // same one of those that convert, and of those that add. On an H200, LM head at M = 3 and 4, us,
-  // with a warp more that only fetched: of 12, 3, 4 51.2, 63.3; 12, 4, 3 51.7, 64.1; 11, 4,
-  // 4 53.2, 65.1; 10, 4, 5 54.6, 69.6; 12, 5, 2 58.3, 68.4.
+  // with a warp more that only fetched, by how many multiply, convert and add:
+  //   12, 3, 4: 51.2, 63.3     12, 4, 3: 51.7, 64.1     11, 4, 4: 53.2, 65.1
+  //   10, 4, 5: 54.6, 69.6     12, 5, 2: 58.3, 68.4
   static constexpr int kMultipliers = 12;
   static constexpr int kConverters = 4;
   static_assert(kConverters <= kMaxConverters, "");
@@ -382,7 +383,7 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
   extern __shared__ __align__(1024) char shared[];
   const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.y, 0);
   const unsigned slices = params.slices;
-  // cut.own blocks, or one less. Without a division, which all else would wait for: 1% at M = 3.
+  // cut.own blocks or one less. Not by a division, as all else waits for it: 1% at M = 3.
   const unsigned own = cut.own - (blockIdx.x + (cut.own - 1) * gridDim.x < cut.blocks ? 0 : 1);
   const std::uint32_t base = ptx::shared_address(shared);
   const DecodeRingStage<Plan> in{slices};

@@ -122,6 +122,28 @@ struct GemmWgmmaMultiplier {
   static constexpr int kSteps = 4 / kDots;                            ///< of a dot in a block
   static constexpr int kSets = Plan::kTwoDots ? 2 : 1;
 
+  /// Where a slice's blocks are in the ring of x: a slice goes round it several times, or fills it,
+  /// or there is room for another one.
+  struct XRing {
+    unsigned first_parity = 0;  ///< of the slice's first stage,
+    int first = 0;              ///< which is this one
+    __device__ __forceinline__ int stage(int block) const {
+      const int stage = block / Plan::kStageBlocks;
+      return Plan::kRounds > 1 ? stage % Plan::kXStages : first + stage;
+    }
+    __device__ __forceinline__ unsigned parity(int block) const {
+      return first_parity ^ (block / Plan::kStageBlocks / Plan::kXStages & 1);
+    }
+    /// To the next slice.
+    __device__ __forceinline__ void advance() {
+      if constexpr (Plan::kXStages > Plan::kSliceStages) first += Plan::kSliceStages;
+      if (first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
+        first = 0, first_parity ^= 1;
+      }
+      first_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
+    }
+  };
+
   // Where it is.
   const GemmParams& params;
   char* shared;
@@ -132,8 +154,7 @@ struct GemmWgmmaMultiplier {
   std::uint64_t x_stages;  ///< the descriptor of the turn's first stage of x
   GemmWgmmaRings<Plan> rings;
   GemmWgmmaTotals<Plan> total_ring;
-  unsigned x_parity = 0;
-  int x_first = 0;  ///< stage of x of the next slice
+  XRing x_ring;  ///< of the slice that is multiplied, or comes next
 
   // What it multiplies.
   std::uint32_t next_words[2];       ///< of the next block, for rows row0 and row0 + 8
@@ -190,29 +211,6 @@ struct GemmWgmmaMultiplier {
     expand_lane_word<kGroup>(next_words[1], to[1]);
   }
 
-  /// Where a slice's blocks are in the ring of x: it goes round several times, or has more than
-  /// one.
-  struct XRing {
-    int first;
-    unsigned first_parity;
-    __device__ __forceinline__ int stage(int block) const {
-      const int stage = block / Plan::kStageBlocks;
-      return Plan::kRounds > 1 ? stage % Plan::kXStages : first + stage;
-    }
-    __device__ __forceinline__ unsigned parity(int block) const {
-      return first_parity ^ (block / Plan::kStageBlocks / Plan::kXStages & 1);
-    }
-  };
-  __device__ __forceinline__ XRing x_ring() const { return {x_first, x_parity}; }
-  /// To the next slice's.
-  __device__ __forceinline__ void advance_x() {
-    if constexpr (Plan::kXStages > Plan::kSliceStages) x_first += Plan::kSliceStages;
-    if (x_first == Plan::kXStages || Plan::kXStages == Plan::kSliceStages) {
-      x_first = 0, x_parity ^= 1;
-    }
-    x_parity ^= Plan::kRounds > 1 ? Plan::kRounds & 1 : 0;
-  }
-
   /// Of a block in a stage.
   __device__ __forceinline__ std::uint64_t x_descriptor(int stage, int block) const {
     return ptx::descriptor_at(
@@ -247,8 +245,8 @@ struct GemmWgmmaMultiplier {
   /// at the end of a loop, nor where branches meet: ptxas would wait for each (C7514). Without
   /// `any` slice it multiplies what lies there, and nobody reads it.
   __device__ __forceinline__ void start_slice(bool any) {
-    if (any) wait_for_x(x_first, x_parity);
-    start(dots[0], signs[0], x_descriptor(x_first, 0), 0, false);
+    if (any) wait_for_x(x_ring.first, x_ring.first_parity);
+    start(dots[0], signs[0], x_descriptor(x_ring.first, 0), 0, false);
     if (any && (kDots == 1 || Plan::kTwoDots)) load_words(1);
   }
 
@@ -269,7 +267,7 @@ struct GemmWgmmaMultiplier {
   /// For the x of a slice's second block, while the first multiplies.
   __device__ __forceinline__ void wait_for_second_x() const {
     if (Plan::kWaitsAhead && kDots == 1) {
-      wait_for_x(x_first + 1, x_parity);
+      wait_for_x(x_ring.first + 1, x_ring.first_parity);
     }
   }
 
@@ -296,7 +294,7 @@ struct GemmWgmmaMultiplier {
       for (int v = 0; v < kValues; ++v) sum[v] = 0;
     }
     std::int32_t(&dot)[kValues] = dots[0];
-    const XRing ring = x_ring();
+    const XRing ring = x_ring;
 #pragma unroll(kUnrolled)
     for (int block = 0; block < Plan::kBlocks; ++block) {
       const bool ends = block + 1 == Plan::kBlocks;
@@ -344,7 +342,7 @@ struct GemmWgmmaMultiplier {
         }
       }
     }
-    advance_x();
+    x_ring.advance();
     if constexpr (kWide) {  // floats, all of them
 #pragma unroll
       for (int v = 0; v < kValues; ++v) {
@@ -357,7 +355,7 @@ struct GemmWgmmaMultiplier {
   /// and the next one multiplies while one is added up. The last dot is left to add_last_dot.
   __device__ __forceinline__ void multiply_overlapped(bool more) {
     constexpr int kPieces = Plan::kBlocks * kDots;
-    const XRing ring = x_ring();
+    const XRing ring = x_ring;
     // Starts a piece in the dot that is free; after the last one, all but that.
     const auto start_piece = [&](int piece) {
       const int block = piece / kDots, part = piece % kDots;
@@ -370,7 +368,7 @@ struct GemmWgmmaMultiplier {
         }
       }
       if (piece == kPieces) {
-        advance_x();
+        x_ring.advance();
         return;
       }
       if (part == 0 && block % Plan::kStageBlocks == 0) {

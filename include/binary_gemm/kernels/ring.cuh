@@ -44,10 +44,9 @@ struct DecodeRingStage {
   __host__ __device__ constexpr unsigned ready() const { return full() + 8; }
   __host__ __device__ constexpr unsigned done() const { return ready() + 8; }
   /// How many of `warps` that convert share a block: one has it, or all do if it has more scales
-  /// than one converts at once. On an H200, us, plain and back to back, all -> one: gate, M =
-  /// 8 9.8, 8.4
-  /// -> 9.5, 8.4; LM head, M = 16 93.8, 91.3 -> 89.7, 87.7; but K = 17408, M = 8 12.1, 9.8 -> 12.7,
-  /// 10.0.
+  /// than one converts at once. On an H200, us, plain and back to back, by all, by one:
+  ///   M = 8: gate 9.8, 8.4; 9.5, 8.4. But K = 17408 12.1, 9.8; 12.7, 10.0
+  ///   M = 16: LM head 93.8, 91.3; 89.7, 87.7
   __host__ __device__ constexpr unsigned converters(unsigned warps) const {
     return Plan::kSharesScales && slices * Plan::kRows > kConvertedAtOnce * kWarpSize ? warps : 1;
   }
@@ -59,19 +58,14 @@ struct DecodeRingStage {
 /// Turns the fp16 scales of a block, [row][slice], into mantissas, by Plan::store_mantissas, and
 /// units: one of `parts` warps. Returns whether a slice of its part is wide.
 template <class Plan>
-__device__ __forceinline__ bool convert_scales(const char* scales, char* mantissas, float* units,
-                                               unsigned slices, unsigned part, unsigned parts) {
+__device__ __forceinline__ bool convert_block(const char* scales, char* mantissas, float* units,
+                                              unsigned slices, unsigned part, unsigned parts) {
   constexpr int kPairs = Plan::kScales / 2;
   const unsigned count = slices * Plan::kRows;
   const unsigned begin = part * kWarpSize + threadIdx.x, step = parts * kWarpSize;
   const auto load = [&](unsigned own, std::uint32_t(&pairs)[kPairs]) {
-    const char* from =
-        scales + (own % Plan::kRows * slices + own / Plan::kRows) * (Plan::kScales * 2);
-#pragma unroll
-    for (int i = 0; i < kPairs; i += 2) {
-      const uint2 two = *reinterpret_cast<const uint2*>(from + i * 4);
-      pairs[i] = two.x, pairs[i + 1] = two.y;
-    }
+    load_row_scales(scales + (own % Plan::kRows * slices + own / Plan::kRows) * (Plan::kScales * 2),
+                    pairs);
   };
   bool unsure = false;
 #pragma unroll 1
@@ -165,7 +159,7 @@ __device__ __forceinline__ void convert_blocks(const DecodeRingStage<Plan>& in, 
     if (threadIdx.x == 0 && part == 0 && block + fill.early < fill.stages) {
       fetch(block + fill.early, stage + fill.early * turns.stage_bytes);
     }
-    const bool wide = convert_scales<Plan>(
+    const bool wide = convert_block<Plan>(
         shared + stage + in.scales(), shared + stage + in.mantissas(),
         reinterpret_cast<float*>(shared + stage + in.units()), in.slices, part, parts);
     // The last part has the bytes of parts that there are not.
