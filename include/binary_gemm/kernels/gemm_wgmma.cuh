@@ -286,7 +286,9 @@ struct GemmWgmmaMultiplier {
   __device__ __forceinline__ void multiply(bool more) {
     bool wide_row[2] = {};
     if constexpr (kWide) wide_row[0] = units[row0] == 0, wide_row[1] = units[row0 + 8] == 0;
-    // With four dots a block ptxas spills where all are unrolled.
+    // With four dots a block ptxas spills in large tiles where all are unrolled. With as many as
+    // the ring of x has, up to all in small tiles, M = 32 to 128 took up to 4% less and 2048 2%
+    // more.
     constexpr int kUnrolled = kWide ? 1 : kDots > 2 ? Plan::kBlocks / 2 : Plan::kBlocks;
     constexpr bool kFirstDotSets = kUnrolled == Plan::kBlocks;
     if constexpr (!kFirstDotSets) {
