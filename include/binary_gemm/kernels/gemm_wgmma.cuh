@@ -289,7 +289,8 @@ struct GemmWgmmaMultiplier {
     // With four dots a block ptxas spills in large tiles where all are unrolled. With as many as
     // the ring of x has, up to all in small tiles, M = 32 to 128 took up to 4% less and 2048 2%
     // more.
-    constexpr int kUnrolled = kWide ? 1 : kDots > 2 ? Plan::kBlocks / 2 : Plan::kBlocks;
+    constexpr bool kSpills = kDots > 2 && Plan::kRounds > 1;
+    constexpr int kUnrolled = kWide ? 1 : kSpills ? Plan::kBlocks / 2 : Plan::kBlocks;
     constexpr bool kFirstDotSets = kUnrolled == Plan::kBlocks;
     if constexpr (!kFirstDotSets) {
 #pragma unroll
