@@ -1,7 +1,6 @@
 #include "binary_gemm/kernels/decode_b1.cuh"
 
 #include <algorithm>
-#include <cstring>
 
 #include "families.h"
 
@@ -71,8 +70,7 @@ DecodeLaunch plan(const DecodeShape& shape) {
   launch.warps = static_cast<std::uint32_t>(warps);
   launch.shared_bytes = shared_bytes_for_residency(needed, launch.grid, shape);
   const kernels::DecodeB1Cut cut = late_ctas(launch.grid, shape);
-  static_assert(sizeof(cut) <= sizeof(launch.cut), "");
-  std::memcpy(launch.cut, &cut, sizeof(cut));
+  launch.set_cut(cut);
   launch.rows = Plan::kRows;
   launch.slices = static_cast<std::uint32_t>(slices);
   return launch;

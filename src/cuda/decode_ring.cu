@@ -1,7 +1,6 @@
 #include "binary_gemm/kernels/decode_ring.cuh"
 
 #include <algorithm>
-#include <cstring>
 
 #include "families.h"
 
@@ -32,8 +31,7 @@ DecodeLaunch plan(const DecodeShape& shape) {
   launch.shared_bytes = cut.ring_bytes;
   launch.rows = Plan::kRows;
   launch.slices = static_cast<std::uint32_t>(slices);
-  static_assert(sizeof(cut) <= sizeof(launch.cut), "");
-  std::memcpy(launch.cut, &cut, sizeof(cut));
+  launch.set_cut(cut);
   return launch;
 }
 

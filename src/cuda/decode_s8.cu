@@ -1,7 +1,6 @@
 #include "binary_gemm/kernels/decode_s8.cuh"
 
 #include <algorithm>
-#include <cstring>
 
 #include "families.h"
 
@@ -46,8 +45,7 @@ DecodeLaunch plan(const DecodeShape& shape) {
       static_cast<std::uint32_t>(cta.slices),      static_cast<std::uint32_t>(cta.rounds),
       static_cast<std::uint32_t>(cta.teams),       static_cast<std::uint32_t>(cta.stages),
       static_cast<std::uint32_t>(cta.scale_bytes), blocks};
-  static_assert(sizeof(cut) <= sizeof(launch.cut), "");
-  std::memcpy(launch.cut, &cut, sizeof(cut));
+  launch.set_cut(cut);
   return launch;
 }
 

@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -41,6 +42,12 @@ struct DecodeLaunch {
   std::uint32_t rows = 0;      ///< this many rows
   std::uint32_t slices = 0;    ///< by this many slices
   std::uint32_t cut[12] = {};  ///< kernels::DecodeB1Cut, DecodeB1RingCut, ...
+
+  template <class Cut>
+  void set_cut(const Cut& of_kernel) {
+    static_assert(sizeof(of_kernel) <= sizeof(cut), "");
+    std::memcpy(cut, &of_kernel, sizeof(of_kernel));
+  }
 };
 
 /// A shape for asking what kernels there are: one block, and all the shared memory there could be.

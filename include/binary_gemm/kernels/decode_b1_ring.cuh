@@ -391,11 +391,8 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
   const auto row_of = [&](unsigned block) {
     return (blockIdx.x + block * gridDim.x) * Plan::kRows;
   };
-  // By one thread, to the stage at this offset.
   const auto fetch = [&](unsigned block, unsigned stage) {
-    const std::uint32_t full = base + stage + in.full();
-    fetch_bits_by_engine(bits_map, row_of(block), Plan::kRows, 0, slices, shared + stage, full);
-    fetch_scales_by_engine(params, row_of(block), Plan::kRows, shared + stage + in.scales(), full);
+    fetch_ring_block<Plan>(params, bits_map, in, shared, stage, row_of(block));
   };
 
   if (warp < Plan::kMultipliers) {

@@ -8,7 +8,7 @@
 #include "binary_gemm/kernels/planes.cuh"  // load_aligned_chunk
 #include "binary_gemm/kernels/ptx.cuh"
 #include "binary_gemm/kernels/slice.cuh"
-#include "binary_gemm/kernels/weight_tile.cuh"  // wait_for_barrier
+#include "binary_gemm/kernels/weight_tile.cuh"  // wait_for_barrier, fetches
 
 namespace binary_gemm {
 namespace kernels {
@@ -141,6 +141,17 @@ __device__ __forceinline__ void init_ring_barriers(const DecodeRingStage<Plan>& 
     ptx::mbarrier_init(base + stage + in.done(), multipliers);
   }
   ptx::fence_mbarrier_init();
+}
+
+/// One thread starts to fetch the block of rows from n0 on to the stage at this offset.
+template <class Plan>
+__device__ __forceinline__ void fetch_ring_block(const GemmParams& params,
+                                                 const CUtensorMap& bits_map,
+                                                 const DecodeRingStage<Plan>& in, char* shared,
+                                                 unsigned stage, unsigned n0) {
+  const std::uint32_t full = ptx::shared_address(shared) + stage + in.full();
+  fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, in.slices, shared + stage, full);
+  fetch_scales_by_engine(params, n0, Plan::kRows, shared + stage + in.scales(), full);
 }
 
 /// A warp that converts: the scales of the blocks in its stages; of long rows, a part of all. It
