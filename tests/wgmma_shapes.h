@@ -17,13 +17,14 @@ struct WgmmaTileShape {
 
 /// The smallest product that has the tile on so many multiprocessors; if `cuts`, and that it is
 /// cut. N is no multiple of a tile, but of 8, so that rows of y can be written as vectors. K has a
-/// short last slice, and where warpgroups take turns more slices than turns.
+/// short last slice, and where warpgroups take turns more slices than turns, twice as many: they
+/// are for long rows.
 inline WgmmaTileShape shape_of_tile(const kernels::WgmmaTile& tile, bool cuts,
                                     int multiprocessors) {
   constexpr std::int64_t kMaxM = 400;
   constexpr std::int64_t kMaxRowBlocks = 140;  // of 64
   WgmmaTileShape best;
-  const std::int64_t k = (tile.turns > 1 || cuts ? 5 : 1) * 1024 + 256;
+  const std::int64_t k = (tile.turns > 1 ? 9 : cuts ? 5 : 1) * 1024 + 256;
   for (std::int64_t block = 1; block <= kMaxRowBlocks; ++block) {
     const std::int64_t n = 64 * block - 8;
     for (std::int64_t m = 1; m <= kMaxM && (best.m == 0 || m * n < best.m * best.n); ++m) {

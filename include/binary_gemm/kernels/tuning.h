@@ -22,6 +22,11 @@
 ///     14.4, 7.8; M = 16: 11.0 and 21.9, 9.7
 ///   decode_s8's scales of x loaded with x, not when sums are there: out at M = 8, back to back,
 ///     4.61, without it 4.27
+///   the scales of its first rows converted while x is on its way: M = 8 plain 8% slower, back to
+///     back 1 to 7%, as bits come later than x; behind a quantizer 1% faster. All its loads of x at
+///     once, where a team has three or four tokens: within 1%
+///   its CTAs with 10 warps, or with 15 of 64 registers, so that the next kernel's fit beside them:
+///     those gather two a multiprocessor: QKV at M = 8, back to back, 8.5 and 8.7, now 5.2
 ///   decode_ring without divisions at its start: plain M = 16 3% faster, back to back within 2%
 ///     either way; LM head 2% slower
 ///   prefetch.tensormap before all else: gate plain 5.7 -> 6.3, QKV 4.2 -> 4.1, the others the same
@@ -82,6 +87,14 @@
 ///     8.73, by three 8.22
 ///   the first scales of x fetched with the first x: M = 17 and 32 1% faster, 48 and 64 1% slower
 ///   the next slice's scales waited for before a slice is added, all unrolled: within 1%
+///   128 x 128 in halves of 64 tokens, one multiplied while the other is added up: gate at M = 512
+///     84 -> 87, QKV at M = 1024 77.6 -> 81.2, while a loop of products and sums alone is 5% faster
+///   x of 8 blocks ahead, not 4: 1%, for which totals and outputs would not fit in shared memory
+///   where tiles are fewer than multiprocessors, a part of their slices given to CTAs without a
+///     tile, their sums by way of the L2 cache to the CTA that adds them in order: K = 17408 at
+///     M = 64 24.0 -> 26.2, M = 128 34.3 -> 40.1, M = 256 53.4 -> 56.3. A slice of 128 x 128 takes
+///     3.6 where it is added, 4.8 where its sums are stored, and 0.9 more where those are added
+///   88 tokens, for M = 256: wgmma has no such N for int8
 
 #include <cstdint>
 #include <initializer_list>
@@ -129,8 +142,9 @@ constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
 
 /// A tile of the wgmma kernel: 64 · row_groups rows by `tokens`; the time that a block of 128 of K
 /// takes where a multiprocessor has one, two or three such tiles at once (0: no room for so many);
-/// and what a launch takes beside its blocks more than the quickest one. ns, H200, G = 128, from
-/// products of K = 5120 and 17408 with one token tile.
+/// and what a launch takes beside its blocks more than the quickest one. ns, H200, G = 128, fitted
+/// to 376 products, each tile by QKV, out, gate and K = 17408 at up to eight M of 32 to 512: of the
+/// tiles that were measured the one chosen was the fastest at every M.
 ///
 /// A tile is four kernels, about 200 KiB. Left out, as they gain least: {2, 1, 160} 553, {2, 2, 48}
 /// 197, {1, 2, 128} 239, {1, 2, 96} 198, {1, 3, 64} 151, {3, 1, 32} 274, {1, 1, 96} 259 and 382 ns.
@@ -142,12 +156,12 @@ struct WgmmaTile {
   std::uint16_t launch_ns;
 };
 inline constexpr WgmmaTile kWgmmaTiles[] = {
-    {2, 1, 176, {597, 0, 0}, 1600}, {2, 1, 128, {437, 0, 0}, 1900},
-    {2, 1, 112, {371, 0, 0}, 1600}, {2, 1, 96, {341, 0, 0}, 1700},
-    {3, 1, 64, {357, 0, 0}, 1300},  {3, 1, 48, {315, 0, 0}, 1200},
-    {2, 2, 32, {164, 0, 0}, 1600},  {1, 1, 64, {163, 256, 0}, 300},
-    {1, 1, 48, {148, 227, 0}, 100}, {1, 1, 32, {140, 203, 271}, 100},
-    {1, 2, 64, {134, 0, 0}, 1300},  {1, 3, 32, {90, 0, 0}, 600},
+    {2, 1, 176, {628, 0, 0}, 700},  {2, 1, 128, {447, 0, 0}, 600},
+    {2, 1, 112, {379, 0, 0}, 1500}, {2, 1, 96, {349, 0, 0}, 1400},
+    {3, 1, 64, {352, 0, 0}, 1600},  {3, 1, 48, {313, 0, 0}, 700},
+    {2, 2, 32, {164, 0, 0}, 1300},  {1, 1, 64, {159, 254, 0}, 200},
+    {1, 1, 48, {141, 217, 0}, 200}, {1, 1, 32, {137, 197, 268}, 100},
+    {1, 2, 64, {138, 0, 0}, 1400},  {1, 3, 32, {90, 0, 0}, 600},
     {1, 4, 16, {71, 0, 0}, 900},
 };
 /// What a tile takes beside its blocks, ns.
