@@ -113,7 +113,7 @@ struct WgmmaShape {
 
 /// How the wgmma kernel is launched. Its arguments are GemmParams, TileShares, then the tensor maps
 /// of x, as (byte, token, block of 128) in boxes of (128, tokens, blocks), and of the bits, as
-/// (word, row) in boxes of (32, rows).
+/// (word, row) in boxes of (32, rows), and of y, as (row, token) in boxes of (64, tokens).
 struct WgmmaLaunch {
   const void* kernel = nullptr;
   std::uint32_t grid = 0;
@@ -122,6 +122,7 @@ struct WgmmaLaunch {
   std::uint32_t rows = 0;
   std::uint32_t tokens = 0;
   std::uint32_t blocks = 0;
+  bool engine_stores = false;    ///< the copy engine writes y
   kernels::TileShares shares{};  ///< without the memory to hand tiles over
 };
 

@@ -293,7 +293,13 @@ void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_si
   CUtensorMap bits = tensor_map<2>(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits,
                                    {params.k / 32, params.n}, {cuuint64_t{params.bits_stride} * 4},
                                    {kLineWords, plan.rows}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-  void* arguments[] = {&params, &plan.shares, &x, &bits};
+  CUtensorMap y{};
+  if (plan.engine_stores && kernels::stores_vectors(params)) {
+    y = tensor_map<2>(CU_TENSOR_MAP_DATA_TYPE_UINT16, params.y, {params.n, params.m},
+                      {static_cast<cuuint64_t>(params.y_stride) * 2}, {64, plan.tokens},
+                      CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  }
+  void* arguments[] = {&params, &plan.shares, &x, &bits, &y};
   launch_kernel(device, plan.kernel, dim3(plan.grid), dim3(plan.threads), plan.shared_bytes, launch,
                 arguments);
 }

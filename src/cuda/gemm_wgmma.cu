@@ -57,6 +57,7 @@ WgmmaLaunch plan(const WgmmaShape& shape) {
   launch.rows = Plan::kRows;
   launch.tokens = Plan::kTokens;
   launch.blocks = Plan::kStageBlocks;
+  launch.engine_stores = Plan::kEngineStores;
   const std::int64_t whole =
       shape.config.cuts ? kernels::whole_tiles(tiles, shape.multiprocessors) : tiles;
   launch.shares.row_tiles = static_cast<std::uint32_t>(row_tiles);

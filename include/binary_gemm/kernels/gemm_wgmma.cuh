@@ -496,6 +496,7 @@ struct GemmWgmmaMultiplier {
       ptx::named_barrier_sync(1 + warpgroup, 128);
       store_part<Plan>(params, totals(), packed, n0, m0, warp, 4);
     } else {
+      if (Plan::kEngineStores) ptx::fence_proxy_async();
       give_totals();
     }
   }
@@ -582,12 +583,14 @@ struct GemmWgmmaMultiplier {
 /// any is cut, which needs kCuts. `x_map`: params.x, in the order of expand_signs, as
 /// (byte, token, block of 128) in boxes of (128, kTokens, kStageBlocks); `bits_map`: words as
 /// (word, row) in boxes of (32, kRows); both with the 128-byte swizzle and zeros out of bounds.
+/// `y_map`, where stores_vectors: y as (row of W, token) in boxes of (64, kTokens), swizzled alike.
 template <int kRowGroups, int kTurns, int kTokens, int kGroup, bool kCuts>
 __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>::kThreads,
                                   GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>::kResident)
     gemm_wgmma(const __grid_constant__ GemmParams params, const __grid_constant__ TileShares shares,
                const __grid_constant__ CUtensorMap x_map,
-               const __grid_constant__ CUtensorMap bits_map) {
+               const __grid_constant__ CUtensorMap bits_map,
+               const __grid_constant__ CUtensorMap y_map) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   using Plan = GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>;
   extern __shared__ __align__(1024) char shared[];
@@ -620,7 +623,8 @@ __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup,
       convert_scales<Plan>(params, pieces, shared, barriers, warp - 1);
     } else {
       ptx::wait_for_dependencies();
-      store_tiles<Plan>(params, shares, pieces, shared, barriers, warp - 1 - Plan::kConverters);
+      store_tiles<Plan>(params, shares, y_map, pieces, shared, barriers,
+                        warp - 1 - Plan::kConverters);
     }
     return;
   }

@@ -81,7 +81,12 @@ struct GemmWgmma {
   /// Totals of a warpgroup: while it adds up, four a thread; when done, [token][row], padded so
   /// that lanes (g, t) hit different banks.
   static constexpr int kTotalStride = 64 + 4;
-  static constexpr int kTotalBytes = kTokens * kTotalStride * 4;
+  /// Whether the copy engine writes outputs from there, in tiles for many tokens, of which a CTA
+  /// has several; and how it wants them aligned, for its swizzle.
+  static constexpr bool kEngineStores = kRowGroups == 2 && kTurns == 1;
+  static constexpr int kTotalAlignment = kEngineStores ? 1024 : 128;
+  static constexpr int kTotalBytes =
+      (kTokens * kTotalStride * 4 + kTotalAlignment - 1) / kTotalAlignment * kTotalAlignment;
   static constexpr int kStagedStride = 64 * 2;  ///< bytes of a token's rounded outputs
 
   static constexpr int kEpilogueBytes = (kTokens + 64) * 4;  ///< of 64 rows: scales of x, biases
@@ -90,7 +95,7 @@ struct GemmWgmma {
   static constexpr int kSharedLimit = 228 * 1024 / kResident - 1024;
   static constexpr int kFixedBytes =
       kTurns * (kWordStages * kWordBytes + kScaleStages * (kMantissaBytes + kUnitBytes)) +
-      kRowGroups * (kTotalBytes + kEpilogueBytes) + 1024;
+      kRowGroups * (kTotalBytes + kEpilogueBytes) + 896 + kTotalAlignment;
   /// A slice goes round the ring a whole number of times, so that a block's place is a constant.
   static constexpr int kXStagesFitting = (kSharedLimit - kFixedBytes) / (kTurns * kXBytes);
   static constexpr int kSliceStages = kBlocks / kStageBlocks;
@@ -116,7 +121,8 @@ struct GemmWgmma {
   static constexpr int kCutBytes = 16;  ///< GemmWgmmaCut
   static constexpr int kEpilogueOffset = kCutOffset + kCutBytes;
   static constexpr int kTotalOffset =
-      (kEpilogueOffset + kRowGroups * kEpilogueBytes + 127) / 128 * 128;
+      (kEpilogueOffset + kRowGroups * kEpilogueBytes + kTotalAlignment - 1) / kTotalAlignment *
+      kTotalAlignment;
   static constexpr int kHandedBytes = 64 * kTokens * 4;  ///< totals of 64 rows
   static constexpr int kSharedBytes = kTotalOffset + kRowGroups * kTotalBytes;
   static_assert(kSharedBytes <= kSharedLimit, "too little shared memory");

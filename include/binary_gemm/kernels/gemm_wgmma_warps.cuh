@@ -218,13 +218,6 @@ __device__ inline void convert_scales(const GemmParams& params, GemmWgmmaPieces<
   }
 }
 
-/// Whether 64 rows of a token are written as vectors of 16 bytes. A residual is added to unrounded
-/// outputs by those who write them.
-__device__ inline bool stores_vectors(const GemmParams& params) {
-  return params.residual == nullptr && params.y_type != DataType::kFloat32 &&
-         params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
-}
-
 /// Writes the outputs of 64 rows by kTokens tokens from shared memory; `warps` warps take turns.
 /// `packed`: they are stage_outputs'; else they are unscaled totals as [token][row].
 template <class Plan>
@@ -265,8 +258,8 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
 /// Plan::kWriters warps.
 template <class Plan>
 __device__ inline void store_tiles(const GemmParams& params, const TileShares& shares,
-                                   GemmWgmmaPieces<Plan::kCuts> pieces, char* shared,
-                                   std::uint32_t barriers, unsigned writer) {
+                                   const CUtensorMap& y_map, GemmWgmmaPieces<Plan::kCuts> pieces,
+                                   char* shared, std::uint32_t barriers, unsigned writer) {
   constexpr unsigned kHandedFloats = Plan::kRowGroups * Plan::kHandedBytes / 4;
   const unsigned lane = threadIdx.x % kWarpSize;
   const bool packed = stores_vectors(params);
@@ -304,11 +297,23 @@ __device__ inline void store_tiles(const GemmParams& params, const TileShares& s
     } else {
       if (pieces.is_last()) break;
       ring.wait_full();
+      const unsigned n0 = pieces.row_tile * Plan::kRows, m0 = pieces.token_tile * Plan::kTokens;
+      if (Plan::kEngineStores && packed) {
+        if (writer == 0 && lane == 0) {
 #pragma unroll 1
-      for (int part = 0; part < Plan::kRowGroups; ++part) {
-        store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
-                         pieces.row_tile * Plan::kRows + part * 64,
-                         pieces.token_tile * Plan::kTokens, writer, Plan::kWriters);
+          for (int part = 0; part < Plan::kRowGroups; ++part) {
+            if (n0 + part * 64 >= params.n) break;
+            ptx::tensor_store_2d(&y_map, n0 + part * 64, m0, totals + part * Plan::kTotalBytes);
+          }
+          ptx::bulk_commit();
+          ptx::bulk_wait_read();
+        }
+      } else {
+#pragma unroll 1
+        for (int part = 0; part < Plan::kRowGroups; ++part) {
+          store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
+                           n0 + part * 64, m0, writer, Plan::kWriters);
+        }
       }
     }
     __syncwarp();

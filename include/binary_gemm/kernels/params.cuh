@@ -42,6 +42,13 @@ struct GemmParams {
   DataType input_type;  ///< bf16 or fp16
 };
 
+/// Whether gemm_wgmma writes rounded outputs by vectors of 16 bytes. A residual is added to
+/// unrounded ones by those who write them.
+__host__ __device__ inline bool stores_vectors(const GemmParams& params) {
+  return params.residual == nullptr && params.y_type != DataType::kFloat32 &&
+         params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
+}
+
 /// How the CTAs of gemm_wgmma share its tiles, of which tile i is the i % row_tiles-th along N, the
 /// i / row_tiles-th along M. Of all tiles a part is taken whole, tile i by CTA i % grid. The others
 /// are cut: CTA i takes `units` slices of them, one more if i < `rest`, after those of the CTAs

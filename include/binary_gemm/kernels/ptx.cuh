@@ -187,6 +187,20 @@ __device__ inline void bulk_store(void* target, std::uint32_t source, std::uint3
 
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
+/// Copies the box of a 2-D tensor map at (x, y) from shared memory; completes with its group.
+__device__ inline void tensor_store_2d(const void* map, std::uint32_t x, std::uint32_t y,
+                                       std::uint32_t source) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(x), "r"(y), "r"(source)
+      : "memory");
+}
+
+/// Waits until this thread's bulk stores have read shared memory.
+__device__ inline void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /// Waits for this thread's bulk stores: what they wrote can be seen.
 __device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
