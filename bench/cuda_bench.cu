@@ -456,10 +456,12 @@ int run(int argc, char** argv) {
     }
   }
   if (measurements.empty()) throw std::invalid_argument("nothing to measure with these flags");
-  // Small batches first, of all layers: after a large one the power limit holds the clock down for
-  // a while (1.44 GHz, not 1.97, cost gate at M = 1 a third).
-  std::stable_sort(measurements.begin(), measurements.end(),
-                   [](const auto& a, const auto& b) { return a.first.m < b.first.m; });
+  // Small products first: after a large one the power limit holds the clock down for a while (1.44
+  // GHz, not 1.97, cost gate at M = 1 a third; QKV at M = 256 took 27.4 us after an LM head of 192
+  // tokens, 22.0 after smaller ones).
+  std::stable_sort(measurements.begin(), measurements.end(), [](const auto& a, const auto& b) {
+    return a.first.m * a.first.weights() < b.first.m * b.first.weights();
+  });
 
   Operands operands(problems);
   Timer timer;
