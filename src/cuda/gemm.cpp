@@ -294,7 +294,7 @@ void launch_wgmma(const Device& device, GemmParams params, std::int64_t group_si
                                    {params.k / 32, params.n}, {cuuint64_t{params.bits_stride} * 4},
                                    {kLineWords, plan.rows}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   CUtensorMap y{};
-  if (plan.engine_stores && kernels::stores_vectors(params)) {
+  if (plan.engine_stores && kernels::stores_vectors(params, true)) {
     y = tensor_map<2>(CU_TENSOR_MAP_DATA_TYPE_UINT16, params.y, {params.n, params.m},
                       {static_cast<cuuint64_t>(params.y_stride) * 2}, {64, plan.tokens},
                       CU_TENSOR_MAP_L2_PROMOTION_NONE);

@@ -512,7 +512,7 @@ struct GemmWgmmaMultiplier {
 
   /// All of the CTA's pieces.
   __device__ __forceinline__ void run(GemmWgmmaPieces<Plan::kCuts> pieces) {
-    const bool packed = stores_vectors(params);
+    const bool packed = stores_vectors(params, Plan::kEngineStores);
     const bool any = pieces && pieces.begin + turn < pieces.end;
     if (any) {
       rings.words.wait_full();

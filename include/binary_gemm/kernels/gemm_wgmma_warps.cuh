@@ -263,7 +263,7 @@ __device__ inline void store_tiles(const GemmParams& params, const TileShares& s
                                    char* shared, std::uint32_t barriers, unsigned writer) {
   constexpr unsigned kHandedFloats = Plan::kRowGroups * Plan::kHandedBytes / 4;
   const unsigned lane = threadIdx.x % kWarpSize;
-  const bool packed = stores_vectors(params);
+  const bool packed = stores_vectors(params, Plan::kEngineStores);
   const std::uint32_t totals = ptx::shared_address(shared + Plan::kTotalOffset);
   GemmWgmmaTotals<Plan> ring(barriers);
   for (; pieces; pieces.advance()) {

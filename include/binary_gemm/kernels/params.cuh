@@ -43,10 +43,12 @@ struct GemmParams {
 };
 
 /// Whether gemm_wgmma writes rounded outputs by vectors of 16 bytes. A residual is added to
-/// unrounded ones by those who write them.
-__host__ __device__ inline bool stores_vectors(const GemmParams& params) {
+/// unrounded ones by those who write them. `by_engine`: the copy engine does; where a tensor ends
+/// within 16 bytes it would write all of them, past N.
+__host__ __device__ inline bool stores_vectors(const GemmParams& params, bool by_engine) {
   return params.residual == nullptr && params.y_type != DataType::kFloat32 &&
-         params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0;
+         params.y_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(params.y) % 16 == 0 &&
+         (!by_engine || params.n % 8 == 0);
 }
 
 /// How the CTAs of gemm_wgmma share its tiles, of which tile i is the i % row_tiles-th along N, the
