@@ -97,6 +97,15 @@ TEST(Tuning, EveryWgmmaTileIsChosenForSomeShape) {
   }
 }
 
+// Those that the copy engine writes must be: a CTA's last tile it does not.
+TEST(Tuning, EveryTileThatTheEngineWritesIsChosenForManyTiles) {
+  for (const WgmmaTile& tile : kWgmmaTiles) {
+    if (!engine_stores(tile.row_groups, tile.turns)) continue;
+    EXPECT_GT(testing::shape_of_many_tiles(tile, kMultiprocessors).m, 0)
+        << int{tile.tokens} << " tokens";
+  }
+}
+
 TEST(Tuning, TheWgmmaTileIsTheFastest) {
   for (const Layer& layer : kLayers) {
     std::int64_t before = 0;

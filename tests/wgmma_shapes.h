@@ -40,5 +40,21 @@ inline WgmmaTileShape shape_of_tile(const kernels::WgmmaTile& tile, bool cuts,
   return best;
 }
 
+/// A product that has the tile, whole and so often that a CTA has several, of which it writes all
+/// but the last while it multiplies. N is one row of tiles, all but 8.
+inline WgmmaTileShape shape_of_many_tiles(const kernels::WgmmaTile& tile, int multiprocessors) {
+  const std::int64_t n = 64 * tile.row_groups - 8;
+  constexpr std::int64_t kK = 1024 + 256;
+  for (std::int64_t tiles = 2 * multiprocessors + 1; tiles <= 4 * multiprocessors; ++tiles) {
+    const std::int64_t m = tile.tokens * tiles - 3;
+    const kernels::KernelConfig config = kernels::choose_wgmma(m, n, kK, true, multiprocessors);
+    if (config.tokens == tile.tokens && config.row_groups == tile.row_groups &&
+        config.turns == tile.turns && !config.cuts) {
+      return {m, n, kK};
+    }
+  }
+  return {};
+}
+
 }  // namespace testing
 }  // namespace binary_gemm

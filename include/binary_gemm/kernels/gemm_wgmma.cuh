@@ -497,7 +497,7 @@ struct GemmWgmmaMultiplier {
       ptx::named_barrier_sync(1 + warpgroup, 128);
       store_part<Plan>(params, totals(), packed, n0, m0, warp, 4);
     } else {
-      if (Plan::kEngineStores) ptx::fence_proxy_async();
+      if (Plan::kEngineStores) ptx::fence_proxy_async();  // which reads what this thread staged
       give_totals();
     }
   }

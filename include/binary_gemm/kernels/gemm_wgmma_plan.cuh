@@ -81,9 +81,9 @@ struct GemmWgmma {
   /// Totals of a warpgroup: while it adds up, four a thread; when done, [token][row], padded so
   /// that lanes (g, t) hit different banks.
   static constexpr int kTotalStride = 64 + 4;
-  /// Whether the copy engine writes outputs from there, in tiles for many tokens, of which a CTA
-  /// has several; and how it wants them aligned, for its swizzle.
-  static constexpr bool kEngineStores = kRowGroups == 2 && kTurns == 1;
+  /// Whether the copy engine writes outputs from there, and how it wants them aligned, for its
+  /// swizzle.
+  static constexpr bool kEngineStores = engine_stores(kRowGroups, kTurns);
   static constexpr int kTotalAlignment = kEngineStores ? 1024 : 128;
   static constexpr int kTotalBytes =
       (kTokens * kTotalStride * 4 + kTotalAlignment - 1) / kTotalAlignment * kTotalAlignment;
@@ -93,9 +93,10 @@ struct GemmWgmma {
 
   /// Of a multiprocessor's 228 KiB; the system takes one for each CTA, and barriers less than one.
   static constexpr int kSharedLimit = 228 * 1024 / kResident - 1024;
+  static constexpr int kBarrierBytes = 896;  ///< at most, with GemmWgmmaCut
   static constexpr int kFixedBytes =
       kTurns * (kWordStages * kWordBytes + kScaleStages * (kMantissaBytes + kUnitBytes)) +
-      kRowGroups * (kTotalBytes + kEpilogueBytes) + 896 + kTotalAlignment;
+      kRowGroups * (kTotalBytes + kEpilogueBytes) + kBarrierBytes + kTotalAlignment;
   /// A slice goes round the ring a whole number of times, so that a block's place is a constant.
   static constexpr int kXStagesFitting = (kSharedLimit - kFixedBytes) / (kTurns * kXBytes);
   static constexpr int kSliceStages = kBlocks / kStageBlocks;
@@ -120,6 +121,7 @@ struct GemmWgmma {
   static constexpr int kCutOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kCutBytes = 16;  ///< GemmWgmmaCut
   static constexpr int kEpilogueOffset = kCutOffset + kCutBytes;
+  static_assert(kEpilogueOffset - kBarrierOffset <= kBarrierBytes, "");
   static constexpr int kTotalOffset =
       (kEpilogueOffset + kRowGroups * kEpilogueBytes + kTotalAlignment - 1) / kTotalAlignment *
       kTotalAlignment;

@@ -255,8 +255,7 @@ __device__ inline void store_part(const GemmParams& params, const char* from, bo
 }
 
 /// Writes the CTA's tiles but the last, by the copy engine if the plan says so and outputs are
-/// packed, and moves totals of tiles that are cut. `writer`: of the
-/// Plan::kWriters warps.
+/// packed, and moves totals of tiles that are cut. `writer`: of the Plan::kWriters warps.
 template <class Plan>
 __device__ inline void store_tiles(const GemmParams& params, const TileShares& shares,
                                    const CUtensorMap& y_map, GemmWgmmaPieces<Plan::kCuts> pieces,
@@ -312,9 +311,8 @@ __device__ inline void store_tiles(const GemmParams& params, const TileShares& s
       } else {
 #pragma unroll 1
         for (int part = 0; part < Plan::kRowGroups; ++part) {
-          store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes,
-                           !Plan::kEngineStores && packed, n0 + part * 64, m0, writer,
-                           Plan::kWriters);
+          store_part<Plan>(params, shared + Plan::kTotalOffset + part * Plan::kTotalBytes, packed,
+                           n0 + part * 64, m0, writer, Plan::kWriters);
         }
       }
     }

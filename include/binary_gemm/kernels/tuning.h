@@ -143,8 +143,8 @@ constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
 /// A tile of the wgmma kernel: 64 · row_groups rows by `tokens`; the time that a block of 128 of K
 /// takes where a multiprocessor has one, two or three such tiles at once (0: no room for so many);
 /// and what a launch takes beside its blocks more than the quickest one. ns, H200, G = 128, fitted
-/// to 376 products, each tile by QKV, out, gate and K = 17408 at up to eight M of 32 to 512: of the
-/// tiles that were measured the one chosen was the fastest at every M.
+/// to 376 products, each tile by QKV, out, gate and K = 17408 at up to eight M of 32 to 512. Where
+/// the tile that is chosen was among those measured it was the fastest, at every M.
 ///
 /// A tile is four kernels, about 200 KiB. Left out, as they gain least: {2, 1, 160} 553, {2, 2, 48}
 /// 197, {1, 2, 128} 239, {1, 2, 96} 198, {1, 3, 64} 151, {3, 1, 32} 274, {1, 1, 96} 259 and 382 ns.
@@ -199,6 +199,9 @@ constexpr std::int64_t wgmma_ns(const WgmmaTile& tile, std::int64_t m, std::int6
 constexpr bool may_be_cut(int row_groups, int turns, int tokens) {
   return row_groups == 2 && turns == 1 && (tokens == 128 || tokens == 96);
 }
+
+/// Tiles whose outputs the copy engine writes, as a CTA has several of them.
+constexpr bool engine_stores(int row_groups, int turns) { return row_groups == 2 && turns == 1; }
 
 /// How many tiles are taken whole, tile i by CTA i % multiprocessors, where the others are cut:
 /// less than two are left for a multiprocessor, but one at least, so that what a CTA hands over is
