@@ -87,11 +87,13 @@ bool is_supported(Kernel kernel, std::int64_t m, std::int64_t n, std::int64_t k,
 Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t group_size,
                      int device = -1);
 
-/// The workspace with which binary_gemm is fastest for an `[m, k]` activation: the activation
-/// again, and from M = 65 on 9.0 MiB. Less is no error, but slower.
+/// The workspace with which binary_gemm is fastest for an `[m, k]` activation: the activation again
+/// with up to 175 rows more, no more than twice, and from M = 65 on 9.0 MiB. Less is no error, but
+/// slower. Throws std::invalid_argument where `m` or `k` is negative or above 2^31 - 1.
 std::size_t gemm_workspace_bytes(std::int64_t m, std::int64_t k);
 
-/// An upper bound of the workspace that binary_linear needs for an `[m, k]` input.
+/// The same for an `[m, k]` input of binary_linear, which needs it: so many rows of int8, a float
+/// for each of M, and from M = 65 on 9.0 MiB.
 std::size_t linear_workspace_bytes(std::int64_t m, std::int64_t k);
 
 /// Packs `dense` `[n, k]` as cpu::pack_weights does. Simple rather than fast.

@@ -557,7 +557,9 @@ TEST_P(CudaEqualityFull, EveryWgmmaTile) {
           if (HasFatalFailure()) return;
           if (!cuts) continue;
           // With room for x alone it is another kernel.
-          const DeviceWorkspace small(static_cast<std::size_t>(shape.m * shape.k), stream());
+          const DeviceWorkspace small(cuda::gemm_workspace_bytes(shape.m, shape.k) -
+                                          static_cast<std::size_t>(kernels::kHandOverBytes),
+                                      stream());
           DeviceOutput y(c.problem->output(c.type), c.type, stream());
           const auto kernels = [&](const cuda::Launch& how) {
             return kernels_of(stream(), [&] {

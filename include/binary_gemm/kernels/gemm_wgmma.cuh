@@ -582,9 +582,10 @@ struct GemmWgmmaMultiplier {
 /// Grid: at most kResident CTAs a multiprocessor. Block: GemmWgmma::kThreads. Dynamic shared
 /// memory: at least GemmWgmma::kSharedBytes. `shares`: the tiles, with memory to hand them over if
 /// any is cut, which needs kCuts. `x_map`: params.x, in the order of expand_signs, as
-/// (byte, token, block of 128) in boxes of (128, kTokens, kStageBlocks); `bits_map`: words as
-/// (word, row) in boxes of (32, kRows); both with the 128-byte swizzle and zeros out of bounds.
-/// `y_map`, where stores_vectors: y as (row of W, token) in boxes of (64, kTokens), swizzled alike.
+/// (byte, token, block of 128) in boxes of (128, kTokens, kStageBlocks), its tokens past M
+/// whatever; `bits_map`: words as (word, row) in boxes of (32, kRows); both with the 128-byte
+/// swizzle and zeros out of bounds. `y_map`, where stores_vectors: y as (row of W, token) in boxes
+/// of (64, kTokens), swizzled alike.
 template <int kRowGroups, int kTurns, int kTokens, int kGroup, bool kCuts>
 __global__ void __launch_bounds__(GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>::kThreads,
                                   GemmWgmma<kRowGroups, kTurns, kTokens, kGroup, kCuts>::kResident)

@@ -129,7 +129,7 @@ __device__ inline void convert_scales(const GemmParams& params, GemmWgmmaPieces<
   /// Rows of a lane: M = 48 and 64 are up to 3% faster so than by one, others by less.
   constexpr int kAtOnce = Plan::kScales <= 8 ? 2 : 1;
   const unsigned lane = threadIdx.x % kWarpSize;
-  const bool aligned = scales_are_aligned<kRowBytes>(params.scales, params.scales_stride);
+  const ScaleCopies copies = scale_copies<kRowBytes>(params.scales, params.scales_stride);
   // The slice that is fetched next, its turn, and where the rings of the turns are.
   unsigned slice = pieces.begin, turn = 0;
   unsigned parities = 0, stages = 0;  // a bit and a byte for each turn
@@ -163,7 +163,7 @@ __device__ inline void convert_scales(const GemmParams& params, GemmWgmmaPieces<
         // Rows past N repeat the last one; they are not stored.
         const unsigned n = min(row0 + row, params.n - 1);
         const __half* source = params.scales + std::uint64_t{n} * params.scales_stride + first;
-        fetch_row_scales<Plan::kScales>(target + row * kRowBytes, source, count, aligned);
+        fetch_row_scales<Plan::kScales>(target + row * kRowBytes, source, count, copies);
       }
       advance();
     }

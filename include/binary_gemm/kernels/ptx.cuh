@@ -36,6 +36,13 @@ __device__ inline void cp_async_4(std::uint32_t target, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 
+/// The same of the first `bytes`, 0 to 4; zeros for the rest.
+__device__ inline void cp_async_4_or_zeros(std::uint32_t target, const void* source,
+                                           std::uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes)
+               : "memory");
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most `kPending` of this thread's committed groups are in flight.

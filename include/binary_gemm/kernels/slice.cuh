@@ -114,20 +114,26 @@ __device__ inline void store_mantissas(char* row, const std::uint32_t (&pairs)[k
   }
 }
 
-/// Whether rows of scales can be copied by 16 bytes, or a slice's kBytes if that is less.
+/// How rows of scales can be copied: by the kBytes of a slice, or 16 of them; by 4 bytes; or one by
+/// one.
+enum class ScaleCopies { kWhole, kPairs, kSingle };
 template <int kBytes>
-__device__ inline bool scales_are_aligned(const __half* scales, std::uint32_t stride) {
-  return reinterpret_cast<std::uintptr_t>(scales) % 16 == 0 &&
-         stride * 2 % (kBytes < 16 ? kBytes : 16) == 0;
+__device__ inline ScaleCopies scale_copies(const __half* scales, std::uint32_t stride) {
+  const auto address = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(scales));
+  const std::uint32_t bits = address | stride * 2;
+  return bits % (kBytes < 16 ? kBytes : 16) == 0 ? ScaleCopies::kWhole
+         : bits % 4 == 0                         ? ScaleCopies::kPairs
+                                                 : ScaleCopies::kSingle;
 }
 
-/// Copies a row's scales of one slice to shared memory: by cp.async if they are aligned and whole.
-/// `count`: how many are left in the row; zeros past them.
+/// Copies a row's scales of one slice to shared memory, by cp.async but for single ones. `count`:
+/// how many are left in the row; zeros past them. (K = 9728, whose rows are of 152 bytes, at M = 32
+/// on an H200, us: one by one 17.9.)
 template <int kScales>
 __device__ inline void fetch_row_scales(char* target, const __half* source, unsigned count,
-                                        bool aligned) {
+                                        ScaleCopies copies) {
   constexpr int kBytes = kScales * 2;
-  if (aligned && count >= kScales) {
+  if (copies == ScaleCopies::kWhole && count >= kScales) {
     if constexpr (kBytes == 8) {
       ptx::cp_async_8(ptx::shared_address(target), source);
     } else {
@@ -136,10 +142,26 @@ __device__ inline void fetch_row_scales(char* target, const __half* source, unsi
         ptx::cp_async_16(ptx::shared_address(target) + i, source + i / 2);
       }
     }
+  } else if (copies != ScaleCopies::kSingle) {
+    const int bytes = static_cast<int>(min(count, kScales)) * 2;
+#pragma unroll 4
+    for (int i = 0; i < kBytes; i += 4) {
+      ptx::cp_async_4_or_zeros(ptx::shared_address(target) + i, source + i / 2,
+                               max(min(bytes - i, 4), 0));
+    }
   } else {
+    constexpr unsigned kAtOnce = 4;
 #pragma unroll 1
-    for (unsigned i = 0; i < kScales; ++i) {
-      reinterpret_cast<__half*>(target)[i] = i < count ? source[i] : __half{};
+    for (unsigned first = 0; first < kScales; first += kAtOnce) {
+      __half scales[kAtOnce];
+#pragma unroll
+      for (unsigned i = 0; i < kAtOnce; ++i) {
+        scales[i] = first + i < count ? source[first + i] : __half{};
+      }
+#pragma unroll
+      for (unsigned i = 0; i < kAtOnce; ++i) {
+        reinterpret_cast<__half*>(target)[first + i] = scales[i];
+      }
     }
   }
 }

@@ -164,6 +164,13 @@ inline constexpr WgmmaTile kWgmmaTiles[] = {
     {1, 2, 64, {138, 0, 0}, 1400},  {1, 3, 32, {90, 0, 0}, 600},
     {1, 4, 16, {71, 0, 0}, 900},
 };
+/// The most tokens of a tile.
+constexpr std::int64_t most_wgmma_tokens() {
+  std::int64_t most = 0;
+  for (const WgmmaTile& tile : kWgmmaTiles) most = tile.tokens > most ? tile.tokens : most;
+  return most;
+}
+
 /// What a tile takes beside its blocks, ns.
 inline constexpr std::int64_t kWgmmaTileNs = 1200;
 
