@@ -55,17 +55,25 @@ DecodeLaunch plan(const DecodeShape& shape) {
   constexpr bool kMayBeEngine = !kernels::takes_b1_ring(kTokens, 1, kSliceK, kGroup, 1);
   DecodeLaunch launch;
   launch.engine = kMayBeEngine && shape.engine && warps >= slices;
-  auto kernel = launch.engine ? &kernels::decode_b1<kTokens, kGroup, kMayBeEngine, false>
-                              : &kernels::decode_b1<kTokens, kGroup, false, false>;
+  const auto engine_kernel = [](auto quantizes, auto half_slice) {
+    constexpr bool kHalf = kMayBeEngine && decltype(half_slice)::value;
+    return reinterpret_cast<const void*>(
+        &kernels::decode_b1<kTokens, kGroup, kMayBeEngine, decltype(quantizes)::value, kHalf>);
+  };
+  launch.kernel =
+      !launch.engine
+          ? reinterpret_cast<const void*>(&kernels::decode_b1<kTokens, kGroup, false, false, false>)
+          : with_half_slice<kGroup>(
+                shape.k, [&](auto half) { return engine_kernel(std::false_type{}, half); });
   auto needed = static_cast<std::uint32_t>(Plan::shared_bytes(warps));
   if constexpr (kTokens == 1) {
     if (shape.quantizes) {
       needed += Plan::kMaximaBytes;
       if (!launch.engine || needed > static_cast<std::uint32_t>(shape.shared_limit)) return {};
-      kernel = &kernels::decode_b1<1, kGroup, true, true>;
+      launch.kernel = with_half_slice<kGroup>(
+          shape.k, [&](auto half) { return engine_kernel(std::true_type{}, half); });
     }
   }
-  launch.kernel = reinterpret_cast<const void*>(kernel);
   launch.grid = static_cast<std::uint32_t>((shape.n + Plan::kRows - 1) / Plan::kRows);
   launch.warps = static_cast<std::uint32_t>(warps);
   launch.shared_bytes = shared_bytes_for_residency(needed, launch.grid, shape);
@@ -97,21 +105,25 @@ DecodeLaunch plan_decode_b1(const DecodeShape& shape) {
 
 std::vector<const void*> decode_b1_kernels() {
   std::vector<const void*> all;
-  for (const bool engine : {false, true}) {
-    for (const std::int64_t group : kGroupSizes) {
-      for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
-        const void* kernel =
-            plan_decode_b1(
-                smallest_shape({kernels::Family::kDecodeB1, tokens, 0, 0}, group, engine))
-                .kernel;
-        if (kernel != nullptr) all.push_back(kernel);
-      }
-    }
-  }
+  const auto add = [&](const DecodeShape& shape) {
+    const void* kernel = plan_decode_b1(shape).kernel;
+    if (kernel != nullptr) all.push_back(kernel);
+  };
+  // With whole slices and a last half one.
+  const auto add_engine = [&](DecodeShape shape) {
+    add(shape);
+    shape.k += kSliceK / 2;
+    if (kernels::has_half_slice(shape.k, shape.group_size)) add(shape);
+  };
   for (const std::int64_t group : kGroupSizes) {
+    for (const std::uint8_t tokens : {std::uint8_t{1}, std::uint8_t{2}, std::uint8_t{3}}) {
+      const kernels::KernelConfig config{kernels::Family::kDecodeB1, tokens, 0, 0};
+      add(smallest_shape(config, group, false));
+      add_engine(smallest_shape(config, group, true));
+    }
     DecodeShape shape = smallest_shape({kernels::Family::kDecodeB1, 1, 0, 0}, group, true);
     shape.quantizes = true;
-    all.push_back(plan_decode_b1(shape).kernel);
+    add_engine(shape);
   }
   return all;
 }

@@ -8,19 +8,19 @@ namespace binary_gemm {
 namespace cuda {
 namespace {
 
-template <int kTokens, int kGroup>
-DecodeLaunch plan(const DecodeShape& shape) {
-  using Plan = kernels::DecodeB1Ring<kTokens, kGroup>;
+template <int kTokens, int kGroup, bool kHalf>
+DecodeLaunch plan_slices(const DecodeShape& shape) {
+  using Plan = kernels::DecodeB1Ring<kTokens, kGroup, kHalf>;
   static_assert(kTokens <= kernels::kMaxB1RingTokens, "");
   const std::int64_t blocks = (shape.n + Plan::kRows - 1) / Plan::kRows;
-  const int slices = static_cast<int>(shape.k / kSliceK);
+  const int slices = static_cast<int>((shape.k + kSliceK - 1) / kSliceK);
   const std::int64_t grid = std::min<std::int64_t>(blocks, shape.multiprocessors);
   const kernels::DecodeB1RingCut cut =
       Plan::plan(slices, (blocks + grid - 1) / grid, blocks, shape.shared_limit);
   if (cut.stages == 0) return {};
   DecodeLaunch launch;
   launch.engine = true;
-  launch.kernel = reinterpret_cast<const void*>(&kernels::decode_b1_ring<kTokens, kGroup>);
+  launch.kernel = reinterpret_cast<const void*>(&kernels::decode_b1_ring<kTokens, kGroup, kHalf>);
   launch.grid = static_cast<std::uint32_t>(grid);
   launch.warps = Plan::kWarps;
   launch.shared_bytes = static_cast<std::uint32_t>(Plan::shared_bytes(cut, slices));
@@ -28,6 +28,13 @@ DecodeLaunch plan(const DecodeShape& shape) {
   launch.slices = static_cast<std::uint32_t>(slices);
   launch.set_cut(cut);
   return launch;
+}
+
+template <int kTokens, int kGroup>
+DecodeLaunch plan(const DecodeShape& shape) {
+  return with_half_slice<kGroup>(shape.k, [&](auto half) {
+    return plan_slices<kTokens, kGroup, decltype(half)::value>(shape);
+  });
 }
 
 template <int kGroup>
@@ -61,9 +68,12 @@ std::vector<const void*> decode_b1_ring_kernels() {
   for (const std::int64_t group : kGroupSizes) {
     for (const std::uint8_t tokens : {std::uint8_t{2}, std::uint8_t{3}, std::uint8_t{4}}) {
       DecodeShape shape = smallest_shape({kernels::Family::kDecodeB1, tokens, 0, 0}, group, true);
-      shape.k = kernels::kRingLongRow + kSliceK;  // long rows take it with any of these
-      const DecodeLaunch launch = plan_decode_b1_ring(shape);
-      if (launch.kernel != nullptr) all.push_back(launch.kernel);
+      // Long rows take it with any of these.
+      for (const std::int64_t more : {kSliceK, kSliceK / 2}) {
+        shape.k = kernels::kRingLongRow + more;
+        const DecodeLaunch launch = plan_decode_b1_ring(shape);
+        if (launch.kernel != nullptr) all.push_back(launch.kernel);
+      }
     }
   }
   return all;

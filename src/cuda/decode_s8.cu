@@ -18,14 +18,21 @@ DecodeLaunch plan(const DecodeShape& shape) {
   DecodeLaunch launch;
   launch.engine = kMayBeEngine && shape.engine;
   typename Plan::Shape cta = Plan::plan(shape.k, launch.engine, shape.shared_limit);
-  if (cta.slices == 0 && launch.engine) {  // it would bring the scales of all of K at once
+  // It would bring the scales of all of K at once; or a half slice in a round of its own.
+  const bool half = kernels::has_half_slice(shape.k, kGroup);
+  if (launch.engine && (cta.slices == 0 || (half && cta.rounds > 1))) {
     launch.engine = false;
     cta = Plan::plan(shape.k, false, shape.shared_limit);
   }
   if (cta.slices == 0) return {};
-  const auto kernel = launch.engine ? &kernels::decode_s8<kTokens, kGroup, kMayBeEngine>
-                                    : &kernels::decode_s8<kTokens, kGroup, false>;
-  launch.kernel = reinterpret_cast<const void*>(kernel);
+  launch.kernel =
+      !launch.engine
+          ? reinterpret_cast<const void*>(&kernels::decode_s8<kTokens, kGroup, false, false>)
+          : with_half_slice<kGroup>(shape.k, [](auto half_slice) {
+              constexpr bool kHalf = kMayBeEngine && decltype(half_slice)::value;
+              return reinterpret_cast<const void*>(
+                  &kernels::decode_s8<kTokens, kGroup, kMayBeEngine, kHalf>);
+            });
   // A CTA fills a multiprocessor, so there is one each at most, and fewer where that takes as long:
   // binary_linear on an H200, back to back, us, with 132 CTAs -> with 128 or 107: QKV M = 4 6.16 ->
   // 5.66, M = 8 6.59 -> 6.30; out 5.53 -> 5.05, 6.00 -> 5.41. (decode_ring loses: gate 8.1 -> 8.9,
@@ -75,7 +82,12 @@ std::vector<const void*> decode_s8_kernels() {
     for (const std::int64_t group : kGroupSizes) {
       for (const std::uint8_t tokens : {std::uint8_t{8}, std::uint8_t{16}}) {
         const kernels::KernelConfig config{kernels::Family::kDecodeS8, tokens, 0, 0};
-        all.push_back(plan_decode_s8(smallest_shape(config, group, engine)).kernel);
+        DecodeShape shape = smallest_shape(config, group, engine);
+        all.push_back(plan_decode_s8(shape).kernel);
+        shape.k += kSliceK / 2;
+        if (engine && kernels::has_half_slice(shape.k, group)) {
+          all.push_back(plan_decode_s8(shape).kernel);
+        }
       }
     }
   }

@@ -30,8 +30,7 @@ struct DecodeShape {
   bool quantizes = false;  ///< decode_b1 at M = 1: x is bf16 or fp16
 };
 
-/// How a decode kernel is launched. Its arguments are GemmParams, the tensor map of the bits and
-/// the cut.
+/// How a decode kernel is launched. Its arguments are GemmParams, BitsMaps and the cut.
 struct DecodeLaunch {
   const void* kernel = nullptr;  ///< null if the family has none for the shape
   std::uint32_t grid = 0;
@@ -69,6 +68,16 @@ constexpr std::int64_t even_grid(std::int64_t blocks, std::int64_t most) {
 inline constexpr int kReservedSharedBytes = 1024;
 
 inline constexpr std::int64_t kGroupSizes[] = {32, 64, 128, 256};
+
+/// `make` of whether the last slice of K is a half, which only groups of 128 have kernels for, as a
+/// std::bool_constant.
+template <int kGroup, class Make>
+auto with_half_slice(std::int64_t k, const Make& make) -> decltype(make(std::false_type{})) {
+  if constexpr (kGroup == 128) {
+    if (kernels::has_half_slice(k, kGroup)) return make(std::true_type{});
+  }
+  return make(std::false_type{});
+}
 
 /// `make` of the group size as a std::integral_constant; a launch without a kernel for any other.
 template <class Make>

@@ -79,12 +79,23 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const cuuint6
 
 constexpr cuuint32_t kLineWords = kSliceK / 32;
 
-// The bits as a tensor (word of a line, row, slice): see kernels/weight_tile.cuh.
-CUtensorMap bits_tensor_map(const GemmParams& params, std::uint32_t rows, std::uint32_t slices) {
-  return tensor_map<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits,
-                       {kLineWords, params.n, params.slices},
-                       {cuuint64_t{params.bits_stride} * 4, kSliceK / 8},
-                       {kLineWords, rows, slices}, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+// In boxes of `rows` rows by `slices` slices, a last one that is a half among them. Kernels for
+// whole slices take the first map alone.
+kernels::BitsMaps<true> bits_maps(const GemmParams& params, std::uint32_t rows,
+                                  std::uint32_t slices) {
+  const std::uint32_t halves = params.k % kSliceK == 0 ? 0 : 1;
+  const cuuint64_t row_bytes = cuuint64_t{params.bits_stride} * 4;
+  kernels::BitsMaps<true> maps{};
+  maps.slices =
+      tensor_map<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits,
+                    {kLineWords, params.n, params.slices - halves}, {row_bytes, kSliceK / 8},
+                    {kLineWords, rows, slices - halves}, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  if (halves > 0) {
+    maps.rows =
+        tensor_map<2>(CU_TENSOR_MAP_DATA_TYPE_UINT32, params.bits, {params.k / 32, params.n},
+                      {row_bytes}, {kLineWords, rows}, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  }
+  return maps;
 }
 
 GemmParams resolve(const ActivationView& x, const WeightView& w, const Epilogue& epilogue,
@@ -123,7 +134,7 @@ GemmParams resolve(const ActivationView& x, const WeightView& w, const Epilogue&
 bool engine_can_fetch(const Device& device, const GemmParams& params, std::int64_t group_size,
                       std::uint32_t rows) {
   const std::int64_t row_scale_bytes = params.k / group_size * 2;
-  return device.source >= 90 && params.vectorized && params.k > 0 && params.k % kSliceK == 0 &&
+  return device.source >= 90 && params.vectorized && kernels::engine_takes(params.k, group_size) &&
          params.scales_stride == params.k / group_size && is_aligned(params.scales, 16) &&
          rows * row_scale_bytes % 16 == 0 && params.n % rows * row_scale_bytes % 16 == 0 &&
          tensor_map_encoder() != nullptr;
@@ -245,9 +256,9 @@ void launch_decode(const Device& device, GemmParams params, std::int64_t group_s
         std::to_string(device.index));
   }
   params.dependent = launch.programmatic;
-  CUtensorMap map{};
-  if (plan.engine) map = bits_tensor_map(params, plan.rows, plan.slices);
-  void* arguments[] = {&params, &map, plan.cut};
+  kernels::BitsMaps<true> maps{};
+  if (plan.engine) maps = bits_maps(params, plan.rows, plan.slices);
+  void* arguments[] = {&params, &maps, plan.cut};
   launch_kernel(device, plan.kernel, dim3(plan.grid),
                 dim3(kernels::kWarpSize, plan.warps, plan.teams), plan.shared_bytes, launch,
                 arguments);
@@ -458,7 +469,7 @@ Kernel choose_kernel(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_
   check_shape(m, n, k, group_size);
   const Device& prepared = prepared_device(device < 0 ? current_device() : device);
   const kernels::Allowed allowed{k > 0, has_wgmma(prepared), can_hand_over(prepared, m),
-                                 prepared.source >= 90 && k > 0 && k % kSliceK == 0};
+                                 prepared.source >= 90 && kernels::engine_takes(k, group_size)};
   switch (
       kernels::choose(prepared.architecture, m, n, k, group_size, allowed, prepared.multiprocessors)
           .family) {

@@ -169,7 +169,29 @@ TEST_P(CudaEquality, SmallSetOfRounds) {
 // The copy engine reads all scales of a last block of `rows` rows at once, by 16 bytes; else it
 // reads none, and there is no ring.
 bool engine_reads_rows(std::int64_t n, std::int64_t k, std::int64_t g, std::int64_t rows) {
-  return k % kSliceK == 0 && n % rows * (k / g) * 2 % 16 == 0;
+  return kernels::engine_takes(k, g) && n % rows * (k / g) * 2 % 16 == 0;
+}
+
+TEST_P(CudaEquality, SmallSetOfHalfSlices) {
+  // A last slice that is a half: the copy engine's too, with groups of 128.
+  std::uint64_t seed = 70;
+  for (const std::int64_t g : kGroupSizes) {
+    for (const std::int64_t k : {kSliceK + 512, 2 * kSliceK + 512, 9 * kSliceK + 512}) {
+      for (const ScalePattern scales : all_scale_patterns()) {
+        if (thinned(++seed)) continue;
+        SCOPED_TRACE(name(scales));
+        ASSERT_EQ(engine_reads_rows(40, k, g, 32), g == 128);
+        const Case c(make_tall_problem({70, 40, k, g}, scales, all_activation_patterns()[seed % 3],
+                                       all_layouts()[0], seed),
+                     kFloatTypes[seed % 3], seed % 2 == 0, stream());
+        for (const std::int64_t m : {1, 2, 3, 4, 8, 13, 32, 70}) {
+          check(c, {70 - m, m, 0, 40});
+          if (HasFatalFailure()) return;
+        }
+        EXPECT_TRUE(c.device.unchanged(stream()));
+      }
+    }
+  }
 }
 
 TEST_P(CudaEquality, SmallSetOfRings) {
@@ -183,7 +205,11 @@ TEST_P(CudaEquality, SmallSetOfRings) {
                                {150, 5 * kSliceK},
                                {150, 6 * kSliceK},
                                {34, 11 * kSliceK},
-                               {2150, 17 * kSliceK}}) {
+                               {2150, 17 * kSliceK},
+                               {4264, kSliceK + 512},
+                               {152, 5 * kSliceK + 512},
+                               {40, 11 * kSliceK + 512}}) {
+      if (!kernels::engine_takes(k, g)) continue;
       const ScalePattern scales = patterns[seed % patterns.size()];
       SCOPED_TRACE(name(scales));
       ASSERT_TRUE(engine_reads_rows(n, k, g, 16));
@@ -371,8 +397,9 @@ TEST_P(CudaEqualityFull, ManyRowsByARing) {
     for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{40022, kSliceK},
                                {12930, 2 * kSliceK},
                                {13000, 5 * kSliceK},
+                               {12936, 2 * kSliceK + 512},
                                {10574, 17 * kSliceK}}) {
-      if (thinned(++seed)) continue;
+      if (!kernels::engine_takes(k, g) || thinned(++seed)) continue;
       const ScalePattern scales = seed % 2 == 0 ? ScalePattern::kNarrow : ScalePattern::kMixed;
       ASSERT_TRUE(engine_reads_rows(n, k, g, 16));
       const Case c(make_tall_problem({16, n, k, g}, scales, ActivationPattern::kRandom,
@@ -761,7 +788,7 @@ TEST_P(CudaLinear, OneTokenAtATime) {
   Random random(1240);
   constexpr std::int64_t kRows = 20;
   for (const std::int64_t g : kGroupSizes) {
-    for (const std::int64_t k : {kSliceK, 5 * kSliceK}) {
+    for (const std::int64_t k : {kSliceK, 5 * kSliceK, 2 * kSliceK + 512}) {
       for (const DataType type : kFloatTypes) {
         if (reduced() && (g != 128 || k > kSliceK)) continue;
         Problem p = make_tall_problem({1, 64, k, g}, ScalePattern::kMixed,

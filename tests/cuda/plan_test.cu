@@ -79,9 +79,9 @@ TEST(Plan, DecodeLaunchesAreLegal) {
     for (const std::int64_t g : kGroupSizes) {
       for (const std::int64_t n : kRowCounts) {
         for (const std::int64_t k :
-             {g, 5 * kSliceK, 17 * kSliceK, 21 * kSliceK + g, 66 * kSliceK}) {
+             {g, 5 * kSliceK, 2 * kSliceK + 512, 17 * kSliceK, 21 * kSliceK + g, 66 * kSliceK}) {
           for (const bool engine : {false, true}) {
-            if (engine && k % kSliceK != 0) continue;
+            if (engine && !kernels::engine_takes(k, g)) continue;
             SCOPED_TRACE(::testing::Message()
                          << "N = " << n << ", K = " << k << ", G = " << g << ", engine " << engine
                          << ", shared memory " << gpu.shared_limit);
@@ -161,7 +161,7 @@ TEST(Plan, BatchLaunchesAreLegal) {
 // filling for the last but one.
 template <int kTokens>
 void check_ring(const DecodeLaunch& launch, const Gpu& gpu, std::int64_t n, unsigned slices) {
-  using Plan = kernels::DecodeRing<kTokens, 128>;  // cut alike for all groups
+  using Plan = kernels::DecodeRing<kTokens, 128, false>;  // cut alike for all groups
   kernels::DecodeRingCut cut;
   std::memcpy(&cut, launch.cut, sizeof(cut));
   const auto blocks = static_cast<std::uint32_t>((n + Plan::kRows - 1) / Plan::kRows);
@@ -234,7 +234,7 @@ TEST(Plan, RingsDoEachPartOnce) {
 
 template <int kTokens>
 void check_b1_ring(const DecodeLaunch& launch, std::int64_t n, unsigned slices) {
-  using Plan = kernels::DecodeB1Ring<kTokens, 128>;  // cut alike for all groups
+  using Plan = kernels::DecodeB1Ring<kTokens, 128, false>;  // cut alike for all groups
   kernels::DecodeB1RingCut cut;
   std::memcpy(&cut, launch.cut, sizeof(cut));
   const auto blocks = static_cast<std::uint32_t>((n + Plan::kRows - 1) / Plan::kRows);

@@ -68,10 +68,10 @@ struct DecodeB1 {
 };
 
 /// One warp's work on one slice.
-template <int kTokens, int kGroup>
-struct DecodeB1Warp : WeightTile<32, kGroup> {
+template <int kTokens, int kGroup, bool kHalf>
+struct DecodeB1Warp : WeightTile<32, kGroup, kHalf> {
   using Plan = DecodeB1<kTokens, kGroup>;
-  using Tile = WeightTile<32, kGroup>;
+  using Tile = WeightTile<32, kGroup, kHalf>;
   using TilePlan = WeightTilePlan<32, kGroup>;
   using Tile::g, Tile::t, Tile::lane, Tile::params, Tile::own_row, Tile::mantissa_row,
       Tile::line_column, Tile::mantissas;
@@ -200,7 +200,7 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
 
   /// Replaces p in the lanes whose row is wide. Right rather than fast: lane i counts word i.
   __device__ void wide_sums(bool narrow, float (&p)[kTokens]) const {
-    std::uint32_t wide = __ballot_sync(0xffffffffu, !narrow);
+    std::uint32_t wide = this->wide_lanes(narrow);
 #pragma unroll 1
     for (; wide != 0; wide &= wide - 1) {
       const int owner = __ffs(static_cast<int>(wide)) - 1;
@@ -218,7 +218,7 @@ struct DecodeB1Warp : WeightTile<32, kGroup> {
           const std::int32_t count = (2 * __popc(word & values) - __popc(values)) << plane;
           dot += plane == kPlanes - 1 ? -count : count;
         }
-        const float sum = wide_sum<kGroup>(dot, scales, this->groups());
+        const float sum = wide_sum<kGroup>(dot, scales, this->groups_begin(), this->groups_end());
         if (lane == static_cast<unsigned>(owner)) p[m] = sum;
       }
     }
@@ -303,14 +303,15 @@ struct DecodeB1Cut {
 /// Grid: CTAs of 32 rows of W in x. Block: (32, DecodeB1::warps). Dynamic shared memory:
 /// DecodeB1::shared_bytes. With kEngine the copy engine fetches the weights (see weight_tile.cuh):
 /// all slices have a warp. With kQuantizes, too, every CTA quantizes the one token, params.input,
-/// itself; it has DecodeB1::kMaximaBytes more.
-template <int kTokens, int kGroup, bool kEngine, bool kQuantizes>
+/// itself; it has DecodeB1::kMaximaBytes more. `kHalf`: the last slice is a half, see Windows.
+template <int kTokens, int kGroup, bool kEngine, bool kQuantizes, bool kHalf>
 __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSize)
     decode_b1(const __grid_constant__ GemmParams params,
-              const __grid_constant__ CUtensorMap bits_map,
+              const __grid_constant__ BitsMaps<kHalf> bits_maps,
               const __grid_constant__ DecodeB1Cut cut) {
   using Plan = DecodeB1<kTokens, kGroup>;
   using TilePlan = WeightTilePlan<32, kGroup>;
+  static_assert(kEngine || !kHalf, "a short slice needs no kernel of its own there");
   static_assert(!kQuantizes || (kEngine && kTokens == 1), "all warps have a slice of one token");
   extern __shared__ __align__(1024) char shared[];
   const unsigned lane = threadIdx.x;
@@ -332,17 +333,20 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     ptx::fence_mbarrier_init();
     fetch_scales_by_engine(params, n0, Plan::kRows, scales, scales_barrier);
     if (!fetches_late) {
-      fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, slices, shared, bits_barrier);
+      fetch_bits_by_engine(params, bits_maps, n0, Plan::kRows, 0, slices, shared, bits_barrier);
     }
   }
   __syncwarp();
 #endif
   ptx::launch_dependents();
 
-  DecodeB1Warp<kTokens, kGroup> work{
+  DecodeB1Warp<kTokens, kGroup, kHalf> work{
       {params, shared + warp * TilePlan::kBitsBytes, scales + warp * TilePlan::kScales * 2,
        warps * TilePlan::kScales * 2, kept + warp * Plan::kKeptBytes, n0, warp, lane}};
-  if (kEngine) work.scales_stride = params.scales_stride * 2;
+  if (kEngine) {
+    work.scales_stride = params.scales_stride * 2;
+    work.scales = scales + work.k0() / kGroup * 2;
+  }
   SliceUnit unit{};
   const bool early = kEngine && params.dependent;  // mantissas before the wait
   if (early) {
@@ -352,25 +356,24 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
       unit = work.make_mantissas();
     }
   }
-  ptx::wait_for_dependencies();
 
   // Warp m adds up and writes token m, a row a lane.
   const unsigned n = n0 + lane;
   const bool writes = warp < kTokens && warp < params.m && n < params.n;
   float x_scale = 0, bias = 0, residual = 0, acc = 0;
-  if (writes) {
-    if (!kQuantizes) x_scale = params.x_scales[warp];
-    if (params.bias != nullptr) bias = params.bias[n];
-    residual = load_residual(params, warp, n);
-  }
   for (unsigned first = 0;; first += warps) {
     work.slice = first + warp;
     const bool busy = work.slice < slices;
-    if (busy) {
-      if (!kEngine) {
-        work.fetch_bits();
-        work.fetch_scales();
+    if (!kEngine && busy) work.fetch_weights();
+    if (first == 0) {
+      ptx::wait_for_dependencies();
+      if (writes) {
+        if (!kQuantizes) x_scale = params.x_scales[warp];
+        if (params.bias != nullptr) bias = params.bias[n];
+        residual = load_residual(params, warp, n);
       }
+    }
+    if (busy) {
       std::uint32_t words[kTokens][8];
       if constexpr (kQuantizes) {
         auto* maxima = reinterpret_cast<std::uint32_t*>(shared + warps * Plan::kWarpBytes +
@@ -382,7 +385,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
         work.load_x(words);
 #if __CUDA_ARCH__ >= 900
         if (fetches && fetches_late) {
-          fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, slices, shared, bits_barrier);
+          fetch_bits_by_engine(params, bits_maps, n0, Plan::kRows, 0, slices, shared, bits_barrier);
         }
 #endif
       }
@@ -391,11 +394,15 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     if (kEngine && !kQuantizes && !early) __syncthreads();  // the barriers are ready
     if (busy) {
       if (!early) {
-        if (kEngine) wait_for_barrier(scales_barrier, 0);
+        if (kEngine) {
+          wait_for_barrier(scales_barrier, 0);
+        } else {
+          ptx::cp_async_wait<1>();
+        }
         unit = work.make_mantissas();
       }
       __syncwarp();
-      typename DecodeB1Warp<kTokens, kGroup>::Operand x;
+      typename DecodeB1Warp<kTokens, kGroup, kHalf>::Operand x;
       work.load_operand(x);
       if (kEngine) {
         wait_for_barrier(bits_barrier, 0);

@@ -1,7 +1,8 @@
 #pragma once
 
 /// Decode of 2 to 4 tokens on Hopper, by the binary tensor core and a ring of stages: y = x · Wᵀ
-/// for any N, G = 128 and 256, K a multiple of 1024. decode_b1.cuh is for the others; it says how
+/// for any N, G = 128 and 256, K of whole slices or,
+/// with G = 128, and a half. decode_b1.cuh is for the others; it says how
 /// bit planes are multiplied.
 ///
 /// A CTA fills a multiprocessor. It makes the planes of all of x once, in shared memory, and blocks
@@ -44,10 +45,12 @@ struct DecodeB1RingCut {
 };
 
 /// The shapes and the shared-memory plan of decode_b1_ring, for host and device.
-template <int kTokens_, int kGroup_>
+template <int kTokens_, int kGroup_, bool kHalf_>
 struct DecodeB1Ring {
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroup = kGroup_;
+  static constexpr bool kHalf = kHalf_;  ///< the last slice is a half
+  using Windows = kernels::Windows<kHalf>;
   static_assert(kGroup >= 128, "a product of 128 is a group, or half of one");
   static constexpr int kRows = 16;   ///< of a block
   static constexpr int kBlocks = 8;  ///< of 128, a slice
@@ -226,9 +229,10 @@ __device__ __forceinline__ void make_ring_planes(const GemmParams& params, char*
     for (int i = 0; i < kAtOnce; ++i) {
       const unsigned part = first + i * Plan::kMultipliers;
       const unsigned slice = part / Plan::kTokens, m = part % Plan::kTokens;
-      load_aligned_chunk(words[i],
-                         params.x + m * params.x_stride + slice * unsigned{kSliceK} + lane * 32,
-                         part < count && m < params.m);
+      load_aligned_chunk(
+          words[i],
+          params.x + m * params.x_stride + Plan::Windows::begin(params, slice) + lane * 32,
+          part < count && m < params.m);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -372,14 +376,14 @@ __device__ __forceinline__ void multiply_blocks(const GemmParams& params,
 
 /// Grid: any number of CTAs up to cut.blocks, for which the plan was made; CTA i has blocks i,
 /// i + gridDim.x, ... Block: (32, DecodeB1Ring::kWarps). Dynamic shared memory:
-/// DecodeB1Ring::shared_bytes. See weight_tile.cuh for `bits_map`.
-template <int kTokens, int kGroup>
-__global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSize, 1)
+/// DecodeB1Ring::shared_bytes. See weight_tile.cuh for `bits_maps`.
+template <int kTokens, int kGroup, bool kHalf>
+__global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup, kHalf>::kWarps* kWarpSize, 1)
     decode_b1_ring(const __grid_constant__ GemmParams params,
-                   const __grid_constant__ CUtensorMap bits_map,
+                   const __grid_constant__ BitsMaps<kHalf> bits_maps,
                    const __grid_constant__ DecodeB1RingCut cut) {
 #if __CUDA_ARCH__ >= 900
-  using Plan = DecodeB1Ring<kTokens, kGroup>;
+  using Plan = DecodeB1Ring<kTokens, kGroup, kHalf>;
   extern __shared__ __align__(1024) char shared[];
   const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.y, 0);
   const unsigned slices = params.slices;
@@ -392,7 +396,7 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
     return (blockIdx.x + block * gridDim.x) * Plan::kRows;
   };
   const auto fetch = [&](unsigned block, unsigned stage) {
-    fetch_ring_block<Plan>(params, bits_map, in, shared, stage, row_of(block));
+    fetch_ring_block<Plan>(params, bits_maps, in, shared, stage, row_of(block));
   };
 
   if (warp < Plan::kMultipliers) {
@@ -421,7 +425,7 @@ __global__ void __launch_bounds__(DecodeB1Ring<kTokens, kGroup>::kWarps* kWarpSi
   if (helper >= Plan::kConverters) {
     add_blocks<Plan>(params, cut, in, shared, own, helper - Plan::kConverters, row_of, fetch);
   } else {
-    convert_blocks<Plan>(in, shared, own, helper,
+    convert_blocks<Plan>(params, in, shared, own, helper,
                          {cut.stage_bytes, cut.ring_bytes, Plan::kConverters}, fill, fetch);
   }
 #endif

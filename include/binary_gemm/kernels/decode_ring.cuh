@@ -1,7 +1,8 @@
 #pragma once
 
 /// Decode of many or long rows on Hopper, by the int8 tensor core and the copy engine: y = x · Wᵀ
-/// for up to 8 or 16 tokens, any N, G = 128 and 256, K a multiple of 1024. decode_s8.cuh is for the
+/// for up to 8 or 16 tokens, any N, G = 128 and 256, K of whole slices or,
+/// with G = 128, and a half. decode_s8.cuh is for the
 /// others.
 ///
 /// A warp keeps its part of x, 512 or 256 of K, in registers as operand B of m16n8k32, and
@@ -70,10 +71,12 @@ struct DecodeRingCut {
 };
 
 /// The shapes and the shared-memory plan of decode_ring, for host and device.
-template <int kTokens_, int kGroup_>
+template <int kTokens_, int kGroup_, bool kHalf_>
 struct DecodeRing {
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroup = kGroup_;
+  static constexpr bool kHalf = kHalf_;  ///< the last slice is a half
+  using Windows = kernels::Windows<kHalf>;
   static_assert(kTokens % 8 == 0, "a product has 8 tokens");
   static_assert(kGroup >= 128, "a lane expands the word that it holds");
   static constexpr int kTiles = kTokens / 8;
@@ -410,7 +413,7 @@ __device__ __forceinline__ void multiply_blocks(const GemmParams& params, const 
       const bool busy = slice < slices;
       const bool last = round + 1 == cut.rounds;
       DecodeRingX<Plan> x;
-      x.load(params, slice * unsigned{kSliceK} + part * Plan::kPartK, busy);
+      x.load(params, Plan::Windows::begin(params, slice) + part * Plan::kPartK, busy);
       if (first + round == 0) {
         ptx::named_barrier_sync(Plan::kMultipliersBegin, (cut.multipliers() + 1) * kWarpSize);
       }
@@ -424,7 +427,8 @@ __device__ __forceinline__ void multiply_blocks(const GemmParams& params, const 
                                            (g * Plan::kScales + part * Plan::kDots) * 4);
       const std::uint32_t sums = keep(base + in.sums() + slice * Plan::kSumBytes + lane * 4);
       std::uint32_t ready = base + in.ready();
-      if (Plan::kTokens <= 8) ready = keep(ready);  // with 16 something else would spill
+      // Elsewhere something else would spill.
+      if (Plan::kTokens <= 8 && !Plan::kHalf) ready = keep(ready);
       unsigned stage = set * cut.stage_bytes, parity = first / cut.phase & 1;
       int left = static_cast<int>(keep(min(cut.phase, own - first)) - set);
 #pragma unroll 1
@@ -455,14 +459,14 @@ __device__ __forceinline__ void multiply_blocks(const GemmParams& params, const 
 
 /// Grid: any number of CTAs up to cut.blocks, for which the plan was made; CTA i has blocks i,
 /// i + gridDim.x, ... Block: (32, cut.warps · cut.sets + 2 · cut.helpers). Dynamic shared memory:
-/// cut.ring_bytes. See weight_tile.cuh for `bits_map`.
-template <int kTokens, int kGroup>
-__global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
+/// cut.ring_bytes. See weight_tile.cuh for `bits_maps`.
+template <int kTokens, int kGroup, bool kHalf>
+__global__ void __launch_bounds__(DecodeRing<kTokens, kGroup, kHalf>::kMaxThreads, 1)
     decode_ring(const __grid_constant__ GemmParams params,
-                const __grid_constant__ CUtensorMap bits_map,
+                const __grid_constant__ BitsMaps<kHalf> bits_maps,
                 const __grid_constant__ DecodeRingCut cut) {
 #if __CUDA_ARCH__ >= 900
-  using Plan = DecodeRing<kTokens, kGroup>;
+  using Plan = DecodeRing<kTokens, kGroup, kHalf>;
   extern __shared__ __align__(1024) char shared[];
   const unsigned lane = threadIdx.x;
   const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.y, 0);
@@ -476,7 +480,7 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
     return (blockIdx.x + block * gridDim.x) * Plan::kRows;
   };
   const auto fetch = [&](unsigned block, unsigned stage) {
-    fetch_ring_block<Plan>(params, bits_map, in, shared, stage, row_of(block));
+    fetch_ring_block<Plan>(params, bits_maps, in, shared, stage, row_of(block));
   };
 
   if (warp < multipliers) {
@@ -505,8 +509,8 @@ __global__ void __launch_bounds__(DecodeRing<kTokens, kGroup>::kMaxThreads, 1)
   if (helper >= cut.helpers) {
     add_blocks<Plan>(params, cut, in, shared, own, helper - cut.helpers, row_of, fetch);
   } else {
-    convert_blocks<Plan>(in, shared, own, helper, {cut.stage_bytes, cut.ring_bytes, cut.helpers},
-                         fill, fetch);
+    convert_blocks<Plan>(params, in, shared, own, helper,
+                         {cut.stage_bytes, cut.ring_bytes, cut.helpers}, fill, fetch);
   }
 #endif
 }

@@ -104,10 +104,10 @@ struct DecodeS8 {
 };
 
 /// One warp's work on one slice.
-template <int kTokens, int kGroup>
-struct DecodeS8Warp : WeightTile<16, kGroup> {
+template <int kTokens, int kGroup, bool kHalf>
+struct DecodeS8Warp : WeightTile<16, kGroup, kHalf> {
   using Plan = DecodeS8<kTokens, kGroup>;
-  using Tile = WeightTile<16, kGroup>;
+  using Tile = WeightTile<16, kGroup, kHalf>;
   using TilePlan = WeightTilePlan<16, kGroup>;
   using Tile::g, Tile::t, Tile::lane, Tile::params, Tile::own_row, Tile::mantissa_row,
       Tile::line_column, Tile::mantissas;
@@ -171,8 +171,7 @@ struct DecodeS8Warp : WeightTile<16, kGroup> {
 
   /// Replaces the slice sums of wide rows. Right rather than fast: lane i has word i.
   __device__ void wide_sums(bool narrow, float* partial) const {
-    std::uint32_t wide =
-        __ballot_sync(0xffffffffu, !narrow) & 0xffffu;  // lanes 16 on repeat the rows
+    std::uint32_t wide = this->wide_lanes(narrow) & 0xffffu;  // lanes 16 on repeat the rows
 #pragma unroll 1
     for (; wide != 0; wide &= wide - 1) {
       const unsigned row = static_cast<unsigned>(__ffs(static_cast<int>(wide)) - 1);
@@ -189,7 +188,7 @@ struct DecodeS8Warp : WeightTile<16, kGroup> {
         std::int32_t dot = 0;
 #pragma unroll
         for (unsigned j = 0; j < 8; ++j) dot = ptx::dp4a(signs[j], words[j], dot);
-        const float sum = wide_sum<kGroup>(dot, scales, this->groups());
+        const float sum = wide_sum<kGroup>(dot, scales, this->groups_begin(), this->groups_end());
         if (lane == 0) partial[m * Plan::kPartialStride + row] = sum;
       }
     }
@@ -250,11 +249,11 @@ struct DecodeS8Cut {
 /// Grid: any number of CTAs in x, but if there are several rounds so many that none has more than
 /// kMaxSummedBlocks blocks; CTA i has blocks i, i + gridDim.x, ... Block: (32, slices, teams).
 /// Dynamic shared memory: DecodeS8::shared_bytes. With kEngine the copy engine fetches the weights
-/// (see weight_tile.cuh).
-template <int kTokens, int kGroup, bool kEngine>
+/// (see weight_tile.cuh). `kHalf`: the last slice is a half, see Windows; then there is one round.
+template <int kTokens, int kGroup, bool kEngine, bool kHalf>
 __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSize, 1)
     decode_s8(const __grid_constant__ GemmParams params,
-              const __grid_constant__ CUtensorMap bits_map,
+              const __grid_constant__ BitsMaps<kHalf> bits_maps,
               const __grid_constant__ DecodeS8Cut cut) {
   using Plan = DecodeS8<kTokens, kGroup>;
   using TilePlan = WeightTilePlan<16, kGroup>;
@@ -278,8 +277,8 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
   const auto fetch = [&](unsigned round, unsigned block, unsigned stage) {
 #if __CUDA_ARCH__ >= 900
     // Two arrivals complete the phase: one with the bits' bytes, one with the scales'.
-    fetch_bits_by_engine(bits_map, block * Plan::kRows, Plan::kRows, round * cut.slices, cut.slices,
-                         shared + stage * bits_bytes, barriers + stage * 8);
+    fetch_bits_by_engine(params, bits_maps, block * Plan::kRows, Plan::kRows, round * cut.slices,
+                         cut.slices, shared + stage * bits_bytes, barriers + stage * 8);
     fetch_scales_by_engine(params, block * Plan::kRows, Plan::kRows,
                            scales + stage * cut.scale_bytes, barriers + stage * 8);
 #endif
@@ -304,7 +303,7 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
     reinterpret_cast<std::uint32_t*>(zeros)[lane] = 0;
   }
 
-  DecodeS8Warp<kTokens, kGroup> work{
+  DecodeS8Warp<kTokens, kGroup, kHalf> work{
       {params, nullptr, nullptr,
        kEngine ? params.scales_stride * 2 : cut.slices * TilePlan::kScales * 2,
        kept + warp * Plan::kKeptBytes, 0, slice, lane},
@@ -331,7 +330,8 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
 #pragma unroll 1
     for (unsigned m = 2 * team; m < kTokens; m += 2 * cut.teams) work.store_x(m);
     const bool busy = work.slice < params.slices;
-    const unsigned scale_slice = kEngine ? work.slice : slice;
+    // Of a stage's row of scales, all of K's or those of the round.
+    const unsigned first_scale = kEngine ? work.k0() / kGroup : slice * TilePlan::kScales;
     __syncthreads();  // x, and the barriers, are ready
 
 #pragma unroll 1
@@ -339,12 +339,12 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
       const unsigned own_block = item - round * own_blocks;
       work.n0 = (blockIdx.x + own_block * gridDim.x) * Plan::kRows;
       work.bits = shared + stage * bits_bytes + slice * TilePlan::kBitsBytes;
-      work.scales = scales + stage * cut.scale_bytes + scale_slice * TilePlan::kScales * 2;
+      work.scales = scales + stage * cut.scale_bytes + first_scale * 2;
       if (kEngine) {
         wait_for_barrier(barriers + stage * 8, parity);
       } else if (busy) {
-        work.fetch_bits();
-        work.fetch_scales();
+        work.fetch_weights();
+        ptx::cp_async_wait<1>();
       }
       float* own_partial = partial + half * (Plan::kPartialBytes / 4);
       if (busy) {

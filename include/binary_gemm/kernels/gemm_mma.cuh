@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(Plan::kThreads, resident_ctas<Plan>())
           max(min(left, 16), 0));
     }
   };
-  const ScaleCopies copies =
-      scale_copies<Plan::kRowScaleBytes>(params.scales, params.scales_stride);
+  const bool scales_aligned =
+      scales_are_aligned<Plan::kRowScaleBytes>(params.scales, params.scales_stride);
   const auto own_scales = [&](unsigned slice, unsigned row) {
     return shared + Plan::kMantissaOffset + slice % 2 * Plan::kMantissaBytes +
            row * Plan::kRowScaleBytes;
@@ -203,8 +203,12 @@ __global__ void __launch_bounds__(Plan::kThreads, resident_ctas<Plan>())
     if (row >= Plan::kRows) return;
     const unsigned first = slice * Plan::kScales;
     const __half* source = params.scales + global_row(row) * params.scales_stride + first;
-    fetch_row_scales<Plan::kScales>(own_scales(slice, row), source, params.k / kGroup - first,
-                                    copies);
+    const unsigned count = params.k / kGroup - first;
+    if (scales_aligned && count >= Plan::kScales) {
+      fetch_aligned_scales<Plan::kScales>(own_scales(slice, row), source);
+    } else {
+      fetch_some_scales<Plan::kScales>(own_scales(slice, row), source, count);
+    }
   };
   const auto units_of = [&](unsigned slice) {
     return reinterpret_cast<float*>(shared + Plan::kUnitOffset + slice % 2 * Plan::kUnitBytes);

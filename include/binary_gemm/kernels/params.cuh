@@ -2,6 +2,7 @@
 
 /// What every product kernel takes: the views of the call as pointers at element (0, 0).
 
+#include <cuda.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
@@ -40,6 +41,34 @@ struct GemmParams {
   bool dependent;   ///< launched with programmatic dependent launch
   const void* input;    ///< [k] of a kernel that quantizes x itself, 16-byte aligned; M = 1
   DataType input_type;  ///< bf16 or fp16
+};
+
+/// The bits as the decode kernels' copy engine reads them, with the 128-byte swizzle; out of bounds
+/// it reads zeros. `kHalf`: the last slice is a half, see Windows.
+template <bool kHalf>
+struct BitsMaps {
+  /// Slices that are whole, as (word, row, slice) in boxes of (32, rows, slices at once).
+  CUtensorMap slices;
+};
+template <>
+struct BitsMaps<true> {
+  CUtensorMap slices;
+  CUtensorMap rows;  ///< as (word, row) in boxes of (32, rows): for the last slice
+};
+
+/// Where kernels of the copy engine read slices. A last slice that is a half is read with the half
+/// before it, so that the 1024 of K are in bounds and what a slice is otherwise; that half's scales
+/// count as zeros.
+template <bool kHalf>
+struct Windows {
+  static constexpr unsigned kHalfK = static_cast<unsigned>(kSliceK) / 2;
+  /// How much of what is read for a slice is not the slice's; and where that begins.
+  __host__ __device__ static unsigned overlap(const GemmParams& params, unsigned slice) {
+    return kHalf && slice + 1 == params.slices ? kHalfK : 0;
+  }
+  __host__ __device__ static unsigned begin(const GemmParams& params, unsigned slice) {
+    return slice * static_cast<unsigned>(kSliceK) - overlap(params, slice);
+  }
 };
 
 /// Whether gemm_wgmma writes rounded outputs by vectors of 16 bytes. A residual is added to

@@ -58,25 +58,33 @@ struct DecodeRingStage {
 /// Turns the fp16 scales of a block, [row][slice], into mantissas, by Plan::store_mantissas, and
 /// units: one of `parts` warps. Returns whether a slice of its part is wide.
 template <class Plan>
-__device__ __forceinline__ bool convert_block(const char* scales, char* mantissas, float* units,
-                                              unsigned slices, unsigned part, unsigned parts) {
+__device__ __forceinline__ bool convert_block(const GemmParams& params, const char* scales,
+                                              char* mantissas, float* units, unsigned part,
+                                              unsigned parts) {
   constexpr int kPairs = Plan::kScales / 2;
-  const unsigned count = slices * Plan::kRows;
+  constexpr int kAtOnce = Plan::kHalf ? kConvertedAtOnce - 1 : kConvertedAtOnce;  // or it spills
+  const unsigned slices = params.slices, count = slices * Plan::kRows;
   const unsigned begin = part * kWarpSize + threadIdx.x, step = parts * kWarpSize;
   const auto load = [&](unsigned own, std::uint32_t(&pairs)[kPairs]) {
-    load_row_scales(scales + (own % Plan::kRows * slices + own / Plan::kRows) * (Plan::kScales * 2),
-                    pairs);
+    const unsigned row = own % Plan::kRows, slice = own / Plan::kRows;
+    if constexpr (Plan::kHalf) {
+      const unsigned first = Plan::Windows::begin(params, slice) / Plan::kGroup;
+      load_row_scales(scales + (row * params.scales_stride + first) * 2, pairs);
+      zero_first_half(pairs, slice + 1 == slices);
+    } else {
+      load_row_scales(scales + (row * slices + slice) * (Plan::kScales * 2), pairs);
+    }
   };
   bool unsure = false;
 #pragma unroll 1
-  for (unsigned first = begin; first < count; first += kConvertedAtOnce * step) {
-    std::uint32_t pairs[kConvertedAtOnce][kPairs];
+  for (unsigned first = begin; first < count; first += kAtOnce * step) {
+    std::uint32_t pairs[kAtOnce][kPairs];
     // Past the end a lane's first one again.
     const auto entry = [&](int i) { return first + i * step < count ? first + i * step : first; };
 #pragma unroll
-    for (int i = 0; i < kConvertedAtOnce; ++i) load(entry(i), pairs[i]);
+    for (int i = 0; i < kAtOnce; ++i) load(entry(i), pairs[i]);
 #pragma unroll
-    for (int i = 0; i < kConvertedAtOnce; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       float inverse_unit;
       const SliceUnit unit = unit_of_close_scales(pairs[i], inverse_unit);
       Plan::store_mantissas(mantissas + entry(i) * Plan::kRowMantissaBytes, pairs[i], inverse_unit);
@@ -146,11 +154,11 @@ __device__ __forceinline__ void init_ring_barriers(const DecodeRingStage<Plan>& 
 /// One thread starts to fetch the block of rows from n0 on to the stage at this offset.
 template <class Plan>
 __device__ __forceinline__ void fetch_ring_block(const GemmParams& params,
-                                                 const CUtensorMap& bits_map,
+                                                 const BitsMaps<Plan::kHalf>& bits_maps,
                                                  const DecodeRingStage<Plan>& in, char* shared,
                                                  unsigned stage, unsigned n0) {
   const std::uint32_t full = ptx::shared_address(shared) + stage + in.full();
-  fetch_bits_by_engine(bits_map, n0, Plan::kRows, 0, in.slices, shared + stage, full);
+  fetch_bits_by_engine(params, bits_maps, n0, Plan::kRows, 0, in.slices, shared + stage, full);
   fetch_scales_by_engine(params, n0, Plan::kRows, shared + stage + in.scales(), full);
 }
 
@@ -158,7 +166,8 @@ __device__ __forceinline__ void fetch_ring_block(const GemmParams& params,
 /// fills stages the first time, too; adders do after that. `fetch`: starts to fetch a block to a
 /// stage.
 template <class Plan, class Fetch>
-__device__ __forceinline__ void convert_blocks(const DecodeRingStage<Plan>& in, char* shared,
+__device__ __forceinline__ void convert_blocks(const GemmParams& params,
+                                               const DecodeRingStage<Plan>& in, char* shared,
                                                unsigned blocks, unsigned converter, RingTurns turns,
                                                const RingFill& fill, const Fetch& fetch) {
   const std::uint32_t base = ptx::shared_address(shared);
@@ -170,9 +179,9 @@ __device__ __forceinline__ void convert_blocks(const DecodeRingStage<Plan>& in, 
     if (threadIdx.x == 0 && part == 0 && block + fill.early < fill.stages) {
       fetch(block + fill.early, stage + fill.early * turns.stage_bytes);
     }
-    const bool wide = convert_block<Plan>(
-        shared + stage + in.scales(), shared + stage + in.mantissas(),
-        reinterpret_cast<float*>(shared + stage + in.units()), in.slices, part, parts);
+    const bool wide =
+        convert_block<Plan>(params, shared + stage + in.scales(), shared + stage + in.mantissas(),
+                            reinterpret_cast<float*>(shared + stage + in.units()), part, parts);
     // The last part has the bytes of parts that there are not.
     char* flags = shared + stage + in.wide();
     if (threadIdx.x >= part && threadIdx.x < kMaxConverters &&
@@ -185,11 +194,11 @@ __device__ __forceinline__ void convert_blocks(const DecodeRingStage<Plan>& in, 
 }
 
 /// A wide slice's sum of row `n` and token `m`, by all lanes. Right rather than fast.
-template <int kGroup>
+template <class Plan>
 __device__ inline float wide_slice_sum(const GemmParams& params, unsigned n, unsigned m,
                                        unsigned slice) {
   const unsigned lane = threadIdx.x;
-  const unsigned k0 = slice * static_cast<unsigned>(kSliceK);
+  const unsigned k0 = Plan::Windows::begin(params, slice);
   std::uint32_t signs[8], x[8];
   expand_signs(params.bits[std::uint64_t{n} * params.bits_stride + k0 / 32 + lane], signs);
   load_aligned_chunk(x, params.x + m * params.x_stride + k0 + lane * 32, true);
@@ -197,8 +206,9 @@ __device__ inline float wide_slice_sum(const GemmParams& params, unsigned n, uns
   std::int32_t dot = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) dot = ptx::dp4a(signs[i], x[i], dot);
-  return wide_sum<kGroup>(
-      dot, params.scales + std::uint64_t{n} * params.scales_stride + k0 / kGroup, kSliceK / kGroup);
+  return wide_sum<Plan::kGroup>(
+      dot, params.scales + std::uint64_t{n} * params.scales_stride + k0 / Plan::kGroup,
+      Plan::Windows::overlap(params, slice) / Plan::kGroup, Plan::kScales);
 }
 
 /// Replaces the sums of wide slices, which are not used, by the contract's, as floats. Those of a
@@ -219,7 +229,7 @@ __device__ inline void sum_wide_slices(const GemmParams& params, float* sums, co
       const unsigned slice = index / Plan::kRows, row = index % Plan::kRows;
 #pragma unroll 1
       for (unsigned m = 0; m < params.m; ++m) {
-        const float sum = wide_slice_sum<Plan::kGroup>(params, n0 + row, m, slice);
+        const float sum = wide_slice_sum<Plan>(params, n0 + row, m, slice);
         if (lane == 0) sums[slice * (Plan::kSumBytes / 4) + Plan::sum_index(row, m)] = sum;
       }
     }

@@ -114,54 +114,44 @@ __device__ inline void store_mantissas(char* row, const std::uint32_t (&pairs)[k
   }
 }
 
-/// How rows of scales can be copied: by the kBytes of a slice, or 16 of them; by 4 bytes; or one by
-/// one.
-enum class ScaleCopies { kWhole, kPairs, kSingle };
+/// Whether rows of scales can be copied by the kBytes of a slice, or 16 of them.
 template <int kBytes>
-__device__ inline ScaleCopies scale_copies(const __half* scales, std::uint32_t stride) {
-  const auto address = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(scales));
-  const std::uint32_t bits = address | stride * 2;
-  return bits % (kBytes < 16 ? kBytes : 16) == 0 ? ScaleCopies::kWhole
-         : bits % 4 == 0                         ? ScaleCopies::kPairs
-                                                 : ScaleCopies::kSingle;
+__device__ inline bool scales_are_aligned(const __half* scales, std::uint32_t stride) {
+  constexpr std::uint32_t kUnit = kBytes < 16 ? kBytes : 16;
+  return (static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(scales)) | stride * 2) %
+             kUnit ==
+         0;
 }
 
-/// Copies a row's scales of one slice to shared memory, by cp.async but for single ones. `count`:
-/// how many are left in the row; zeros past them. (K = 9728, whose rows are of 152 bytes, at M = 32
-/// on an H200, us: one by one 17.9.)
+/// Copies a row's kScales of one slice, which are aligned, to shared memory by cp.async.
 template <int kScales>
-__device__ inline void fetch_row_scales(char* target, const __half* source, unsigned count,
-                                        ScaleCopies copies) {
-  constexpr int kBytes = kScales * 2;
-  if (copies == ScaleCopies::kWhole && count >= kScales) {
-    if constexpr (kBytes == 8) {
-      ptx::cp_async_8(ptx::shared_address(target), source);
-    } else {
+__device__ inline void fetch_aligned_scales(char* target, const __half* source) {
+  if constexpr (kScales == 4) {
+    ptx::cp_async_8(ptx::shared_address(target), source);
+  } else {
 #pragma unroll
-      for (int i = 0; i < kBytes; i += 16) {
-        ptx::cp_async_16(ptx::shared_address(target) + i, source + i / 2);
-      }
+    for (int i = 0; i < kScales; i += 8) {
+      ptx::cp_async_16(ptx::shared_address(target) + i * 2, source + i);
     }
-  } else if (copies != ScaleCopies::kSingle) {
-    const int bytes = static_cast<int>(min(count, kScales)) * 2;
+  }
+}
+
+/// The same of any alignment: by cp.async too, of pairs, if they lie on 4 bytes. `count`: how many
+/// are left in the row; zeros past them. (2560 x 9728, whose rows are of 152 bytes, at M = 32 on an
+/// H200, us: one by one 17.9, by pairs 10.0.)
+template <int kScales>
+__device__ inline void fetch_some_scales(char* target, const __half* source, unsigned count) {
+  if (reinterpret_cast<std::uintptr_t>(source) % 4 == 0) {
+    const std::uint32_t to = ptx::shared_address(target);
 #pragma unroll 4
-    for (int i = 0; i < kBytes; i += 4) {
-      ptx::cp_async_4_or_zeros(ptx::shared_address(target) + i, source + i / 2,
-                               max(min(bytes - i, 4), 0));
+    for (unsigned i = 0; i < kScales; i += 2) {
+      const unsigned bytes = i < count ? min((count - i) * 2, 4) : 0;
+      ptx::cp_async_4_or_zeros(to + i * 2, source + i, bytes);
     }
   } else {
-    constexpr unsigned kAtOnce = 4;
 #pragma unroll 1
-    for (unsigned first = 0; first < kScales; first += kAtOnce) {
-      __half scales[kAtOnce];
-#pragma unroll
-      for (unsigned i = 0; i < kAtOnce; ++i) {
-        scales[i] = first + i < count ? source[first + i] : __half{};
-      }
-#pragma unroll
-      for (unsigned i = 0; i < kAtOnce; ++i) {
-        reinterpret_cast<__half*>(target)[first + i] = scales[i];
-      }
+    for (unsigned i = 0; i < kScales; ++i) {
+      reinterpret_cast<__half*>(target)[i] = i < count ? source[i] : __half{};
     }
   }
 }
@@ -175,6 +165,7 @@ __device__ inline void load_row_scales(const char* row, std::uint32_t (&pairs)[k
     pairs[i] = two.x, pairs[i + 1] = two.y;
   }
 }
+
 /// Puts a row's mantissas where its scales were.
 template <int kPairs>
 __device__ inline void store_row_mantissas(char* row, const std::uint32_t (&pairs)[kPairs]) {
@@ -217,13 +208,21 @@ __device__ inline void add_with_wide(std::int32_t (&sum)[kValues],
   }
 }
 
-/// The sum of a wide slice of one row: lane i of the warp holds `dot`, that of word i; `scales` are
-/// the row's of the slice.
+/// Zeros in place of the first half of a slice's scales, or of their mantissas.
+template <int kPairs>
+__device__ inline void zero_first_half(std::uint32_t (&pairs)[kPairs], bool yes) {
+#pragma unroll
+  for (int i = 0; i < kPairs / 2; ++i) pairs[i] = yes ? 0 : pairs[i];
+}
+
+/// The sum of a wide slice of one row: lane i of the warp holds `dot`, that of word i of what is
+/// read; `scales` are the row's of that, of which those of groups `begin` to `end` are the slice's.
 template <int kGroup>
-__device__ inline float wide_sum(std::int32_t dot, const __half* scales, unsigned groups) {
+__device__ inline float wide_sum(std::int32_t dot, const __half* scales, unsigned begin,
+                                 unsigned end) {
   float sum = 0;
 #pragma unroll 1
-  for (unsigned group = 0; group < groups; ++group) {
+  for (unsigned group = begin; group < end; ++group) {
     std::int32_t total = 0;
     for (unsigned i = 0; i < kGroup / 32; ++i) {
       total += __shfl_sync(0xffffffffu, dot, static_cast<int>(group * (kGroup / 32) + i));

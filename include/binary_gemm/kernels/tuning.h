@@ -31,6 +31,8 @@
 ///     either way; LM head 2% slower
 ///   prefetch.tensormap before all else: gate plain 5.7 -> 6.3, QKV 4.2 -> 4.1, the others the same
 ///   what kernels read first in the first lines of GemmParams: 1 to 5% slower
+///   x's alignment known where the copy engine reads W, a quarter less code: M = 1 plain QKV -2%,
+///     K = 17408 -4%, gate 3% slower, back to back 1% either way; decode_s8 at M = 8 1 to 3% slower
 ///   rows of 17 slices in two boxes, the second asked for when the first is there: a token of 64
 ///     layers 1603, without it 1585; two tokens 2146 and 2048
 ///   all products of a decode step in one persistent kernel, weights fetched past the ends of
@@ -274,11 +276,21 @@ inline constexpr std::int64_t kHandOverBytes =
 inline constexpr std::int64_t kRingTokens = 8;
 inline constexpr std::int64_t kRingLongRow = 10240;
 
+/// Whether the last slice of K is a half, and there are kernels of the copy engine for that: K =
+/// 2560 or 9728, say. Others of a short last slice go without the copy engine.
+constexpr bool has_half_slice(std::int64_t k, std::int64_t group_size) {
+  return group_size == 128 && k > kSliceK && k % kSliceK == kSliceK / 2;
+}
+/// Whether the copy engine's decode kernels take rows of K at all.
+constexpr bool engine_takes(std::int64_t k, std::int64_t group_size) {
+  return k > 0 && (k % kSliceK == 0 || has_half_slice(k, group_size));
+}
+
 /// From so many rows a multiprocessor on there are many: between QKV (62) and gate (132).
 inline constexpr std::int64_t kManyRows = 96;
 
 /// Whether decode_s8 goes by the ring of stages of decode_ring.cuh, where the copy engine can read
-/// W and K is a multiple of 1024; `tokens`: the batch tile. That is faster with 16 tokens, for long
+/// W; `tokens`: the batch tile. That is faster with 16 tokens, for long
 /// rows, and where a multiprocessor has many blocks of 16 rows; else its start takes longer. On an
 /// H200, us, plain and back to back, without and with it:
 ///   M = 8:  gate (8 blocks) 11.5, 9.2 -> 9.1, 7.8; LM head (118) 80.8, 78.7 -> 71.5, 70.3;
@@ -287,12 +299,12 @@ inline constexpr std::int64_t kManyRows = 96;
 /// Groups of 32 and 64 would spill registers there.
 constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64_t group_size,
                           int multiprocessors) {
-  return group_size >= 128 && k % kSliceK == 0 &&
+  return group_size >= 128 && engine_takes(k, group_size) &&
          (tokens > kRingTokens || k > kRingLongRow || n > kManyRows * multiprocessors);
 }
 
 /// Whether decode_b1 goes by the ring of stages of decode_b1_ring.cuh, where the copy engine can
-/// read W and K is a multiple of 1024. On an H200, us, back to back, without and with it:
+/// read W. On an H200, us, back to back, without and with it:
 ///   M = 2: gate 5.9, 5.3; K = 17408 8.7, 6.1; LM head 51, 45; but QKV 3.3, 3.6; out 2.8, 3.1
 ///   M = 3: QKV 4.9, 4.1; out 3.8, 3.4; gate 7.8, 6.0; LM head 70, 48; K = 17408 9.5, 7.6
 ///   M = 4: QKV 5.0, 4.7; out 4.1, 3.9; gate 7.5, 7.1; LM head 71, 64; K = 17408 9.6, 9.2; but
@@ -307,7 +319,7 @@ constexpr bool takes_ring(int tokens, std::int64_t n, std::int64_t k, std::int64
 constexpr bool takes_b1_ring(std::int64_t tokens, std::int64_t n, std::int64_t k,
                              std::int64_t group_size, int multiprocessors) {
   constexpr std::int64_t kLongestRow = 24 * kSliceK;  // x and some stages fit in shared memory
-  return group_size >= 128 && k % kSliceK == 0 && k <= kLongestRow && tokens > 1 &&
+  return group_size >= 128 && engine_takes(k, group_size) && k <= kLongestRow && tokens > 1 &&
          tokens <= kMaxB1RingTokens &&
          (tokens > 2 || k > kRingLongRow || n > kManyRows * multiprocessors);
 }

@@ -33,8 +33,9 @@ struct WeightTilePlan {
 };
 
 /// In shared memory, bits are [slice][row] and scales [row][slice].
-template <int kTileRows, int kGroup>
+template <int kTileRows, int kGroup, bool kHalf>
 struct WeightTile {
+  using Windows = kernels::Windows<kHalf>;
   using Plan = WeightTilePlan<kTileRows, kGroup>;
 
   const GemmParams& params;
@@ -51,11 +52,13 @@ struct WeightTile {
   /// The row whose scales this lane converts. Of 32, it is where decode_b1's transpose leaves the
   /// row's total; of 16, two lanes have the same.
   __device__ unsigned own_row() const { return Plan::kRows == 32 ? g() + 8 * t() : lane % 16; }
-  __device__ unsigned k0() const { return slice * static_cast<unsigned>(kSliceK); }
+  /// Where what is read for the slice begins.
+  __device__ unsigned k0() const { return Windows::begin(params, slice); }
   /// Rows past N repeat the last one; they are not stored.
   __device__ std::int64_t global_row(unsigned row) const { return min(n0 + row, params.n - 1); }
-  /// The slice's groups: fewer in a last short slice.
-  __device__ unsigned groups() const {
+  /// Of the groups from there on, those of the slice: [groups_begin, groups_end).
+  __device__ unsigned groups_begin() const { return Windows::overlap(params, slice) / kGroup; }
+  __device__ unsigned groups_end() const {
     return min(static_cast<unsigned>(kSliceK), params.k - k0()) / kGroup;
   }
 
@@ -70,13 +73,17 @@ struct WeightTile {
     return params.scales + global_row(row) * params.scales_stride + k0() / kGroup;
   }
 
-  /// Loads the scales of row own_row(), of any view; zeros past K.
+  /// Copies the scales of row own_row(), of any view, by cp.async, one group; zeros for what is not
+  /// the slice's.
   __device__ void fetch_scales() const {
     const __half* source = global_scales(own_row());
-    __half* target = reinterpret_cast<__half*>(scales + own_row() * scales_stride);
-    const unsigned count = groups();
-#pragma unroll 1
-    for (unsigned i = 0; i < Plan::kScales; ++i) target[i] = i < count ? source[i] : __half{};
+    char* target = scales + own_row() * scales_stride;
+    if (groups_end() == Plan::kScales && scales_are_aligned<Plan::kScales * 2>(source, 0)) {
+      fetch_aligned_scales<Plan::kScales>(target, source);
+    } else {
+      fetch_some_scales<Plan::kScales>(target, source, groups_end());
+    }
+    ptx::cp_async_commit();
   }
 
   /// Copies the bits of any view by cp.async, one group. Words past K are left as they are.
@@ -101,12 +108,21 @@ struct WeightTile {
     ptx::cp_async_commit();
   }
 
+  /// Both: scales are there when all groups but the last are.
+  __device__ void fetch_weights() const {
+    fetch_scales();
+    fetch_bits();
+  }
+
   /// Turns the scales of row own_row() into mantissas; the warp must synchronize before others use
   /// them.
   __device__ SliceUnit make_mantissas() const {
     const char* source = scales + own_row() * scales_stride;
     std::uint32_t pairs[Plan::kScales / 2];
-    if constexpr (Plan::kScales == 4) {
+    if constexpr (kHalf) {
+      load_row_scales(source, pairs);
+      zero_first_half(pairs, groups_begin() > 0);
+    } else if constexpr (Plan::kScales == 4) {
       const uint2 four = *reinterpret_cast<const uint2*>(source);
       pairs[0] = four.x, pairs[1] = four.y;
     } else {
@@ -118,6 +134,12 @@ struct WeightTile {
     return unit;
   }
 
+  /// The lanes whose row is wide. Rows past N, of which the copy engine brings nothing, are not: 20
+  /// of them, of whatever scales, took 15 us.
+  __device__ std::uint32_t wide_lanes(bool narrow) const {
+    return __ballot_sync(0xffffffffu, !narrow && n0 + own_row() < params.n);
+  }
+
   __device__ static void load_4_words(std::uint32_t* words, const char* from) {
     const uint4 four = *reinterpret_cast<const uint4*>(from);
     words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
@@ -125,9 +147,7 @@ struct WeightTile {
 };
 
 /// The copy engine's part (sm_90). One thread fetches `rows` rows of all K: scales, which must be
-/// dense, and bits. All views are 16-byte aligned and K is a multiple of 1024. `bits_map` has the
-/// bits as a tensor (word of a line, row, slice), in boxes of (32, rows, slices at once) with the
-/// 128-byte swizzle; out of bounds it reads zeros.
+/// dense, and bits. All views are 16-byte aligned, and engine_takes(K).
 #if __CUDA_ARCH__ >= 900
 /// Fetches the scales of rows [n0, n0 + rows), less those past N.
 __device__ inline void fetch_scales_by_engine(const GemmParams& params, unsigned n0, unsigned rows,
@@ -138,12 +158,20 @@ __device__ inline void fetch_scales_by_engine(const GemmParams& params, unsigned
                  params.scales + std::uint64_t{n0} * params.scales_stride, bytes, barrier);
 }
 
-/// Fetches a box of `slices` slices from `slice` on.
-__device__ inline void fetch_bits_by_engine(const CUtensorMap& bits_map, unsigned n0, unsigned rows,
-                                            unsigned slice, unsigned slices, const char* target,
+/// Fetches `slices` slices from `slice` on: all of K's if the last one is a half.
+template <bool kHalf>
+__device__ inline void fetch_bits_by_engine(const GemmParams& params, const BitsMaps<kHalf>& maps,
+                                            unsigned n0, unsigned rows, unsigned slice,
+                                            unsigned slices, const char* target,
                                             std::uint32_t barrier) {
-  ptx::mbarrier_arrive_expect_tx(barrier, rows * slices * static_cast<unsigned>(kSliceK / 8));
-  ptx::tensor_copy_3d(ptx::shared_address(target), &bits_map, 0, n0, slice, barrier);
+  const unsigned line_bytes = rows * static_cast<unsigned>(kSliceK / 8);
+  ptx::mbarrier_arrive_expect_tx(barrier, slices * line_bytes);
+  const std::uint32_t to = ptx::shared_address(target);
+  ptx::tensor_copy_3d(to, &maps.slices, 0, n0, slice, barrier);
+  if constexpr (kHalf) {
+    ptx::tensor_copy_2d(to + (slices - 1) * line_bytes, &maps.rows,
+                        Windows<kHalf>::begin(params, slices - 1) / 32, n0, barrier);
+  }
 }
 #endif
 
