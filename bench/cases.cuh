@@ -37,6 +37,8 @@ inline constexpr Layer kLayers[] = {
     {"gate", 17408, 5120, 1 << 20},
     {"down", 5120, 17408, 1 << 20},
     {"down_5120", 5120, 5120, 16},
+    {"gate_2560", 9728, 2560, 2048},  // a last slice of K that is a half
+    {"down_9728", 2560, 9728, 2048},
     {"lm_head", 248320, 5120, 512},
     // 64 layers of qkv, out, gate and up, down, and the LM head (chain.cuh): as many weights as
     // this.

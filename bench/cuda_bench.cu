@@ -43,7 +43,8 @@ using namespace bench;
 
 constexpr const char* kHelp = R"(usage: binary_gemm_bench [FLAGS]
 
-  --layers=LIST     of qkv, out, gate, down, down_5120, lm_head, chain64 (default: all)
+  --layers=LIST     of qkv, out, gate, down, down_5120, gate_2560, down_9728, lm_head, chain64
+                    (default: all)
   --m=LIST          tokens: numbers, ranges as 1-64, or the names decode (1 to 16, as in the README)
                     and full (all that the results hold; the default)
   --impls=LIST      of binary_gemm, binary_gemm_pdl, binary_linear, binary_linear_pdl, cublas_bf16,

@@ -25,9 +25,12 @@ LAYERS = {
     "gate": "MLP gate",
     "down": "MLP down",
     "down_5120": "MLP down, square",
+    "gate_2560": "MLP gate, 4B",
+    "down_9728": "MLP down, 4B",
     "lm_head": "LM head",
 }
 COPIED_LAYER = "down_5120"  # as large as another: there for its row at M = 1
+NOT_DRAWN = {COPIED_LAYER, "gate_2560", "down_9728"}
 BATCHES = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
 TOPS_FROM = 512  # tokens from which a product is limited by arithmetic
 PICTURE_POINTS = 20  # at least, of ours, for a picture
@@ -456,7 +459,7 @@ def gpu_section(results, pictures):
     if lines:
         blocks.append("\n".join(lines))
     drawn = [(layer, LAYERS[layer] + ": time against M", time_picture(results, layer))
-             for layer in gpu_layers(results) if layer != COPIED_LAYER]
+             for layer in gpu_layers(results) if layer not in NOT_DRAWN]
     drawn.append(("roofline", "TOPS against operations a byte", roofline(results)))
     images = []
     for name, text, svg in drawn:
