@@ -306,6 +306,53 @@ TEST_P(CudaFused, TilesThatAreCut) {
   }
 }
 
+// Rows that are read and written by four elements: whole parts of 64 rows of W, and one that is
+// not.
+TEST_P(CudaFused, ResidualByFoursOfEveryWgmmaTile) {
+  if (!cuda::is_supported(Kernel::kWgmma, 17, 64, 1280, 128)) GTEST_SKIP() << "no wgmma here";
+  if (reduced()) GTEST_SKIP() << "not in the reduced set";
+  Random random(66);
+  std::uint64_t seed = 660;
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  for (const kernels::WgmmaTile& tile : kernels::kWgmmaTiles) {
+    const WgmmaTileShape shape = shape_of_tile(tile, false, multiprocessors);
+    ASSERT_GT(shape.m, 0);
+    for (const DataType type : kFloatTypes) {
+      if (++seed % 2 == 0) continue;
+      const bool with_bias = seed / 2 % 2 == 0;
+      Layout layout = all_layouts()[0];
+      layout.y_padding = (4 - shape.n % 4) % 4 + 4;
+      Problem p = make_tall_problem({shape.m, shape.n, shape.k, 128}, ScalePattern::kMixed,
+                                    ActivationPattern::kRandom, layout, seed);
+      const DeviceProblem d(p, stream());
+      GuardedBuffer residual(shape.m, shape.n, size_of(type), layout.y_padding + 8, 16);
+      fill_gaussian(residual.view(type), random, 30.0f);
+      DeviceBuffer residual_device(residual, stream());
+      GuardedBuffer expected = p.output(type);
+      expected_gemm(p.x(), p.w(), {with_bias ? p.bias() : BiasView{}, residual.view(type)},
+                    expected.view(type));
+      DeviceOutput y(p.output(type), type, stream());
+      const MatrixView from = residual_device.view(residual, type);
+      run([&] {
+        cuda::binary_gemm(d.x(), d.w(), {d.bias_if(with_bias), from}, y.view(),
+                          launch(Kernel::kWgmma));
+      });
+      ASSERT_TRUE(equal_bits(y.fetch(), std::as_const(expected).view(type)))
+          << Shape{shape.m, shape.n, shape.k, 128} << ' ' << name(type) << ", bias " << with_bias;
+      ASSERT_TRUE(y.guards_intact());
+      ASSERT_TRUE(residual_device.equals(residual, stream()));
+      run([&] {
+        cuda::binary_gemm(d.x(), d.w(), {d.bias_if(with_bias), from}, from, launch(Kernel::kWgmma));
+      });
+      residual_device.download(residual, stream());
+      ASSERT_TRUE(equal_bits(residual.view(type), std::as_const(expected).view(type)))
+          << Shape{shape.m, shape.n, shape.k, 128} << ' ' << name(type) << " in place, bias "
+          << with_bias;
+      ASSERT_TRUE(residual.guards_intact());
+    }
+  }
+}
+
 TEST_P(CudaFused, LinearWithAResidual) {
   Random random(70);
   for (const DataType type : kFloatTypes) {

@@ -69,6 +69,14 @@ __device__ inline std::uint32_t round_pair(DataType type, float low, float high)
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
+/// The other way round.
+__device__ inline float2 unpack_pair(DataType type, std::uint32_t bits) {
+  if (type == DataType::kBFloat16) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
+  }
+  return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+}
+
 /// Finishes the sums of token m and rows n and n + 1 and writes those below N.
 __device__ inline void store_pair(const GemmParams& params, unsigned m, unsigned n, float2 acc,
                                   float x_scale) {

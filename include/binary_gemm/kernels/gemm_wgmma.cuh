@@ -59,8 +59,8 @@ __device__ inline void store_fragment(char* to, const float (&value)[kValues], u
   }
 }
 
-/// A warpgroup starts to fetch what stage_outputs wants for 64 rows: [token] scales of x, then
-/// [row] biases. `thread`: of the warpgroup.
+/// A warpgroup starts to fetch what the epilogue wants for 64 rows: [token] scales of x, then [row]
+/// biases. `thread`: of the warpgroup.
 template <class Plan>
 __device__ inline void fetch_epilogue(const GemmParams& params, std::uint32_t to, unsigned n0,
                                       unsigned m0, unsigned thread) {
@@ -429,10 +429,10 @@ struct GemmWgmmaMultiplier {
 
   /// Adds a slice's sums to the totals. `begins`, `ends`: it is the first, the last of a piece;
   /// `resumes`: and another CTA began the tile; `hands_over`: and another one finishes it. At the
-  /// end of a tile whose outputs are `packed`, `fetch` starts to fetch what stage_outputs wants.
+  /// end of a tile `fetch` starts to fetch what its epilogue wants.
   template <class Fetch>
   __device__ __forceinline__ void add_slice(unsigned slice, bool begins, bool ends, bool resumes,
-                                            bool hands_over, bool packed, const Fetch& fetch) {
+                                            bool hands_over, const Fetch& fetch) {
     // Loaded here, after the products were issued: else ptxas puts the conversions between them.
     const float unit[2] = {units[row0], units[row0 + 8]};
     const bool floats = has_wide_row();
@@ -443,7 +443,7 @@ struct GemmWgmmaMultiplier {
       ptx::named_barrier_sync(turn_barrier(turn), 256);  // the slice before is added
     }
     // All warps have read what was fetched for the tile before: they gave its outputs, or are here.
-    if (ends && packed && !hands_over) fetch();
+    if (ends && !hands_over) fetch();
     // A narrow slice's sum, rounded once, is an exact multiple of the unit, so that one fused
     // multiply-add is the contract's rounded product and sum. A wide one is added as it is.
     const float factor[2] = {unit[0] == 0 ? 1.0f : unit[0], unit[1] == 0 ? 1.0f : unit[1]};
@@ -489,13 +489,14 @@ struct GemmWgmmaMultiplier {
     if (packed) {
       stage_outputs<Plan>(params, totals(), epilogue_operands(), total, lane, warp, warpgroup);
     } else {
+      ptx::cp_async_wait<0>();
       ptx::named_barrier_sync(1 + warpgroup, 128);  // all have read their totals
       store_fragment<Plan>(totals(), total, lane, warp);
     }
     if (last_piece) {
       // No main loop is left to hide the stores under: the warpgroup writes its own rows.
       ptx::named_barrier_sync(1 + warpgroup, 128);
-      store_part<Plan>(params, totals(), packed, n0, m0, warp, 4);
+      store_part<Plan>(params, totals(), packed, epilogue_operands(), n0, m0, warp, 4);
     } else {
       if (Plan::kEngineStores) ptx::fence_proxy_async();  // which reads what this thread staged
       give_totals();
@@ -546,7 +547,7 @@ struct GemmWgmmaMultiplier {
         if (lane == 0) ptx::mbarrier_arrive(words_empty);
 
         add_slice(slice, kTurns > 1 ? slice == 0 : begins, ends, begins && pieces.resumes(),
-                  ends && pieces.hands_over(), packed, [&] {
+                  ends && pieces.hands_over(), [&] {
                     fetch_epilogue<Plan>(params, ptx::shared_address(epilogue_operands()),
                                          pieces.row_tile * Plan::kRows + part * 64,
                                          pieces.token_tile * Plan::kTokens,

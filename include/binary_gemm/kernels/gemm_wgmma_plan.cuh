@@ -47,7 +47,7 @@ struct GemmWgmma {
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
 
   /// What a thread needs beside dots, sums, totals and operand A: more than this spills.
-  static constexpr int kOtherRegisters = kTurns == 1 && kGroup < 128 ? 60 : 34;
+  static constexpr int kOtherRegisters = kTurns == 1 && kGroup < 128 ? 64 : 34;
   /// Two dots, one added up while the other is multiplied: where a warpgroup is alone in its CTA
   /// and there are registers for them, sums, and two blocks' operands A. Others hide each other's
   /// sums: two dots are no faster there, and up to 8% slower.
@@ -120,7 +120,7 @@ struct GemmWgmma {
   static constexpr int kBarriers = kTurns * kTurnBarriers + kTotalBarriers;
   static constexpr int kCutOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kCutBytes = 16;  ///< GemmWgmmaCut
-  static constexpr int kEpilogueOffset = kCutOffset + kCutBytes;
+  static constexpr int kEpilogueOffset = (kCutOffset + kCutBytes + 15) / 16 * 16;
   static_assert(kEpilogueOffset - kBarrierOffset <= kBarrierBytes, "");
   static constexpr int kTotalOffset =
       (kEpilogueOffset + kRowGroups * kEpilogueBytes + kTotalAlignment - 1) / kTotalAlignment *
