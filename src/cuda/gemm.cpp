@@ -83,7 +83,7 @@ constexpr cuuint32_t kLineWords = kSliceK / 32;
 // whole slices take the first map alone.
 kernels::BitsMaps<true> bits_maps(const GemmParams& params, std::uint32_t rows,
                                   std::uint32_t slices) {
-  const std::uint32_t halves = params.k % kSliceK == 0 ? 0 : 1;
+  const std::uint32_t halves = params.k % kSliceK == 0 ? 0 : 1;  // engine_can_fetch knows no others
   const cuuint64_t row_bytes = cuuint64_t{params.bits_stride} * 4;
   kernels::BitsMaps<true> maps{};
   maps.slices =
@@ -506,7 +506,8 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
   check_kernel(device, launch.kernel, x.m, w.group_size);
   // Two kernels read x in an order of their own, which a pass writes to the workspace.
   const std::int64_t stride = ordered_stride(w.k);
-  const auto needed = static_cast<std::size_t>(ordered_bytes(x.m, w.k));
+  const std::int64_t x_bytes = ordered_bytes(x.m, w.k);
+  const auto needed = static_cast<std::size_t>(x_bytes);
   const bool enough = is_enough(launch.workspace, needed);
   if (wants_order(launch.kernel)) {
     if (!enough) {
@@ -525,8 +526,7 @@ void binary_gemm(const ActivationView& x, const WeightView& w, const Epilogue& e
   check_device("workspace", launch.workspace.data, device);
   auto* ordered = static_cast<std::int8_t*>(launch.workspace.data);
   char* hand_over = config.cuts ? reinterpret_cast<char*>(ordered) + needed : nullptr;
-  check::workspace(ordered, ordered_bytes(x.m, w.k) + (config.cuts ? hand_over_bytes(x.m) : 0), x,
-                   w, epilogue, y);
+  check::workspace(ordered, x_bytes + (config.cuts ? hand_over_bytes(x.m) : 0), x, w, epilogue, y);
   launch_permute(device, x, ordered, stride, w.group_size,
                  reinterpret_cast<std::uint32_t*>(hand_over), launch);
   GemmParams params = resolve(x, w, epilogue, y);

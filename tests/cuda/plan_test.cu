@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "binary_gemm/cuda.h"
 #include "binary_gemm/kernels/decode_b1.cuh"
 #include "binary_gemm/kernels/decode_b1_ring.cuh"
 #include "binary_gemm/kernels/decode_ring.cuh"
@@ -277,6 +278,65 @@ TEST(Plan, B1RingsFit) {
     }
   }
   EXPECT_GT(rings, 100);
+}
+
+// Else they would be right, but go without the copy engine.
+TEST(Plan, HalfSlicesHaveKernelsOfTheCopyEngine) {
+  const Gpu& h200 = kGpus[0];
+  const auto check = [&](const DecodeLaunch& half, const DecodeLaunch& whole) {
+    ASSERT_NE(half.kernel, nullptr);
+    expect_legal(half, h200);
+    EXPECT_TRUE(half.engine);
+    EXPECT_EQ(half.slices, whole.slices);
+    EXPECT_NE(half.kernel, whole.kernel);
+  };
+  for (const std::int64_t slices : {2, 3, 10, 17}) {
+    const std::int64_t k = slices * kSliceK - kSliceK / 2;
+    ASSERT_TRUE(kernels::has_half_slice(k, 128));
+    for (const std::int64_t n : kRowCounts) {
+      SCOPED_TRACE(::testing::Message() << "N = " << n << ", " << slices << " slices");
+      const auto shape = [&](Family family, std::uint8_t tokens, std::int64_t own_k) {
+        return decode_shape(h200, family, tokens, n, own_k, 128, true);
+      };
+      for (const std::uint8_t tokens : {1, 2, 3, 4}) {
+        DecodeShape half = shape(Family::kDecodeB1, tokens, k);
+        DecodeShape whole = shape(Family::kDecodeB1, tokens, slices * kSliceK);
+        check(plan_decode_b1(half), plan_decode_b1(whole));
+        half.quantizes = whole.quantizes = true;
+        if (tokens == 1) check(plan_decode_b1(half), plan_decode_b1(whole));
+      }
+      for (const std::uint8_t tokens : {8, 16}) {
+        check(plan_decode_s8(shape(Family::kDecodeS8, tokens, k)),
+              plan_decode_s8(shape(Family::kDecodeS8, tokens, slices * kSliceK)));
+      }
+    }
+  }
+  EXPECT_FALSE(kernels::has_half_slice(kSliceK / 2, 128));
+  EXPECT_FALSE(kernels::has_half_slice(2 * kSliceK + 512, 256));
+  EXPECT_FALSE(kernels::engine_takes(2 * kSliceK + 256, 128));
+}
+
+// The workspace has the rows that the last tiles read past M, in bounds: from 17 tokens on, as up
+// to 16 a tile may be more than twice M.
+TEST(Plan, TheWorkspaceHasWholeTiles) {
+  constexpr std::int64_t kK = 1024;
+  std::size_t before = 0;
+  for (std::int64_t m = 17; m <= 2000; ++m) {
+    const std::size_t bytes = gemm_workspace_bytes(m, kK);
+    ASSERT_GE(bytes, before) << "M = " << m;
+    ASSERT_LE(bytes, linear_workspace_bytes(m, kK)) << "M = " << m;
+    before = bytes;
+    const std::int64_t hand_over =
+        m < kernels::kWgmmaCutMinTokens ? 0 : std::int64_t{kernels::kHandOverBytes};
+    const std::int64_t rows = (static_cast<std::int64_t>(bytes) - hand_over) / kK;
+    for (const std::int64_t n : {1024, 2560, 5120, 8192, 17408, 248320}) {
+      const kernels::KernelConfig config =
+          kernels::choose_wgmma(m, n, kK, true, kGpus[0].multiprocessors);
+      const std::int64_t whole = (m + config.tokens - 1) / config.tokens * config.tokens;
+      ASSERT_LE(whole, rows) << "M = " << m << ", N = " << n << ", " << int{config.tokens}
+                             << " tokens a tile";
+    }
+  }
 }
 
 // Groups of 32 and 64, few short rows of 8 tokens, and what the copy engine can't read go without.

@@ -11,7 +11,8 @@
 /// A CTA computes 32 rows of W. Each of its warps takes one slice of K (1024 weights: a 128-byte
 /// line of each row), or one a round where K has more slices than fit.
 ///   1. All weights and scales of the CTA are fetched at once: on Hopper by the copy engine, an
-///      instruction each; elsewhere, and for views that the engine cannot read, by cp.async.
+///      instruction each, and one for a last slice that is a half; elsewhere, and for views that
+///      the engine cannot read, by cp.async.
 ///   2. While they are in flight, a warp makes the planes of its slice of x;
 ///   3. it turns the scales into mantissas, a row a lane,
 ///   4. and multiplies: lane (g, t) = (lane / 4, lane % 4) gets the counts of planes 2t and 2t + 1
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(DecodeB1<kTokens, kGroup>::kMaxWarps* kWarpSiz
     work.slice = first + warp;
     const bool busy = work.slice < slices;
     if (!kEngine && busy) work.fetch_weights();
-    if (first == 0) {
+    if (first == 0) {  // weights do not depend on what is waited for
       ptx::wait_for_dependencies();
       if (writes) {
         if (!kQuantizes) x_scale = params.x_scales[warp];

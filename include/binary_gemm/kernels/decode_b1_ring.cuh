@@ -1,9 +1,9 @@
 #pragma once
 
 /// Decode of 2 to 4 tokens on Hopper, by the binary tensor core and a ring of stages: y = x · Wᵀ
-/// for any N, G = 128 and 256, K of whole slices or,
-/// with G = 128, and a half. decode_b1.cuh is for the others; it says how
-/// bit planes are multiplied.
+/// for any N, G = 128 and 256, K of whole slices or, with G = 128, of a last one that is a half
+/// (see Windows in params.cuh). decode_b1.cuh is for the others; it says how bit planes are
+/// multiplied.
 ///
 /// A CTA fills a multiprocessor. It makes the planes of all of x once, in shared memory, and blocks
 /// of 16 rows of W go through a ring of stages:

@@ -1,9 +1,8 @@
 #pragma once
 
 /// Decode of many or long rows on Hopper, by the int8 tensor core and the copy engine: y = x · Wᵀ
-/// for up to 8 or 16 tokens, any N, G = 128 and 256, K of whole slices or,
-/// with G = 128, and a half. decode_s8.cuh is for the
-/// others.
+/// for up to 8 or 16 tokens, any N, G = 128 and 256, K of whole slices or, with G = 128, of a last
+/// one that is a half (see Windows in params.cuh). decode_s8.cuh is for the others.
 ///
 /// A warp keeps its part of x, 512 or 256 of K, in registers as operand B of m16n8k32, and
 /// multiplies it with that part of all blocks of 16 rows of W that its CTA has. The weights are

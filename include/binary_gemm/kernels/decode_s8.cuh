@@ -257,6 +257,7 @@ __global__ void __launch_bounds__(DecodeS8<kTokens, kGroup>::kMaxWarps* kWarpSiz
               const __grid_constant__ DecodeS8Cut cut) {
   using Plan = DecodeS8<kTokens, kGroup>;
   using TilePlan = WeightTilePlan<16, kGroup>;
+  static_assert(kEngine || !kHalf, "a short slice needs no kernel of its own there");
   extern __shared__ __align__(1024) char shared[];
   const unsigned lane = threadIdx.x;
   const unsigned slice = threadIdx.y;  // of the round

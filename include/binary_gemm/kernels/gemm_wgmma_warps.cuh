@@ -249,7 +249,7 @@ __device__ inline void store_totals(const GemmParams& params, const char* from,
   const bool has_residual = params.residual != nullptr;
   if (n0 + 64 > params.n || !takes_fours(params, params.y, params.y_stride) ||
       (has_residual && !takes_fours(params, params.residual, params.residual_stride))) {
-    // Row 32 i + lane of a token, for all i in turn: right rather than fast.
+    // A lane has rows `lane` and 32 + `lane` of a token, one after the other: right, not fast.
 #pragma unroll 1
     for (unsigned part = warp; part < 2 * tokens; part += warps) {
       const unsigned token = part / 2, row = part % 2 * kWarpSize + lane;

@@ -56,9 +56,9 @@ struct BitsMaps<true> {
   CUtensorMap rows;  ///< as (word, row) in boxes of (32, rows): for the last slice
 };
 
-/// Where kernels of the copy engine read slices. A last slice that is a half is read with the half
-/// before it, so that the 1024 of K are in bounds and what a slice is otherwise; that half's scales
-/// count as zeros.
+/// Where the decode kernels of the copy engine read slices. A last slice that is a half is read
+/// with the half before it, [K - 1024, K): in bounds, and as many blocks as any slice. Scales of
+/// that half count as zeros, so it adds nothing.
 template <bool kHalf>
 struct Windows {
   static constexpr unsigned kHalfK = static_cast<unsigned>(kSliceK) / 2;

@@ -43,17 +43,17 @@ __device__ inline void cp_async_4_or_zeros(std::uint32_t target, const void* sou
                : "memory");
 }
 
-/// Brings the line of an address to the L2 cache.
-__device__ inline void prefetch_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
-}
-
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most `kPending` of this thread's committed groups are in flight.
 template <int kPending>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Brings the line of an address to the L2 cache.
+__device__ inline void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
 /// Loads 4, 8 or 16 bytes of shared memory, as aligned.

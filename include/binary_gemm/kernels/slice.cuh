@@ -208,7 +208,7 @@ __device__ inline void add_with_wide(std::int32_t (&sum)[kValues],
   }
 }
 
-/// Zeros in place of the first half of a slice's scales, or of their mantissas.
+/// Zeros in place of the first half of a slice's scales, if so.
 template <int kPairs>
 __device__ inline void zero_first_half(std::uint32_t (&pairs)[kPairs], bool yes) {
 #pragma unroll

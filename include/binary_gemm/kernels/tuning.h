@@ -148,7 +148,7 @@ constexpr std::int64_t max_tokens(Family family, std::int64_t group_size) {
 /// to 376 products, each tile by QKV, out, gate and K = 17408 at up to eight M of 32 to 512. Where
 /// the tile that is chosen was among those measured it was the fastest, at every M.
 ///
-/// A tile is four kernels, about 200 KiB. Left out, as they gain least: {2, 1, 160} 553, {2, 2, 48}
+/// A tile is four kernels, about 250 KiB. Left out, as they gain least: {2, 1, 160} 553, {2, 2, 48}
 /// 197, {1, 2, 128} 239, {1, 2, 96} 198, {1, 3, 64} 151, {3, 1, 32} 274, {1, 1, 96} 259 and 382 ns.
 struct WgmmaTile {
   std::uint8_t row_groups;
@@ -290,9 +290,9 @@ constexpr bool engine_takes(std::int64_t k, std::int64_t group_size) {
 inline constexpr std::int64_t kManyRows = 96;
 
 /// Whether decode_s8 goes by the ring of stages of decode_ring.cuh, where the copy engine can read
-/// W; `tokens`: the batch tile. That is faster with 16 tokens, for long
-/// rows, and where a multiprocessor has many blocks of 16 rows; else its start takes longer. On an
-/// H200, us, plain and back to back, without and with it:
+/// W; `tokens`: the batch tile. That is faster with 16 tokens, for long rows, and where a
+/// multiprocessor has many blocks of 16 rows; else its start takes longer. On an H200, us, plain
+/// and back to back, without and with it:
 ///   M = 8:  gate (8 blocks) 11.5, 9.2 -> 9.1, 7.8; LM head (118) 80.8, 78.7 -> 71.5, 70.3;
 ///     K = 17408 14.4, 13.1 -> 12.0, 9.8; but out (2) 5.4, 4.3 -> 5.8, 4.4
 ///   M = 16: out 6.8, 5.9 -> 6.6, 5.2; gate 14.1, 12.4 -> 11.3, 9.8; LM head 106, 103 -> 90, 88

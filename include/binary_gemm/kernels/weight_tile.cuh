@@ -32,7 +32,8 @@ struct WeightTilePlan {
   static constexpr int kMantissaBytes = kRows * kMantissaStride;
 };
 
-/// In shared memory, bits are [slice][row] and scales [row][slice].
+/// In shared memory, bits are [slice][row] and scales [row][slice]. `kHalf`: what the copy engine
+/// brought has a last slice that is a half, see Windows.
 template <int kTileRows, int kGroup, bool kHalf>
 struct WeightTile {
   using Windows = kernels::Windows<kHalf>;
@@ -73,8 +74,7 @@ struct WeightTile {
     return params.scales + global_row(row) * params.scales_stride + k0() / kGroup;
   }
 
-  /// Copies the scales of row own_row(), of any view, by cp.async, one group; zeros for what is not
-  /// the slice's.
+  /// Copies the scales of row own_row(), of any view, by cp.async, one group; zeros past K.
   __device__ void fetch_scales() const {
     const __half* source = global_scales(own_row());
     char* target = scales + own_row() * scales_stride;
